@@ -1,0 +1,7 @@
+"""Tensors in, tensors out: the Gaussian kernel, the inverse, the attention."""
+
+from .attention import gaussian_attention, softmax_free_attention
+from .inverse import pinv
+from .kernel import gaussian_kernel
+
+__all__ = ["gaussian_attention", "gaussian_kernel", "pinv", "softmax_free_attention"]

@@ -1,0 +1,179 @@
+"""Softmax-free attention: exact and quadratic, or through m bottleneck tokens and linear."""
+
+import torch
+from torch import Tensor
+
+from .checks import (
+    broadcast_leading,
+    check_mask,
+    check_same_length,
+    check_same_width,
+    check_tokens,
+)
+from .inverse import check_inverse, kernel_inverse
+from .kernel import kernel_matrix, token_scale
+from .nystrom import nystrom
+from .precision import compute_dtype, tiny, without_autocast
+
+
+def gaussian_attention(
+    q: Tensor, k: Tensor, v: Tensor, normalize: bool = False, mask: Tensor | None = None
+) -> Tensor:
+    """Exact attention with the Gaussian kernel, at quadratic cost: S V, S = `gaussian_kernel`.
+
+    Args:
+        q: (..., n, d) queries.
+        k: (..., l, d) keys; pass q itself for self-attention.
+        v: (..., l, e) values.
+        normalize: Divide S_ij by the roots of its row's and its column's sum. The spectral norm
+            is then at most 1; without it the norm grows with the number of tokens.
+        mask: (..., l), True for the keys to keep.
+
+    Returns:
+        (..., n, e), in v's type.
+    """
+    check_tokens(q=q, k=k, v=v)
+    check_same_width(q=q, k=k)
+    check_same_length(k=k, v=v)
+    leading = broadcast_leading(q=q, k=k, v=v)
+    tied = k is q
+    dtype, scale = compute_dtype(q, k, v), token_scale(q.shape[-1])
+    x, y, values = q.to(dtype) * scale, k.to(dtype) * scale, v.to(dtype)
+    if mask is not None:
+        check_mask("mask", mask, leading, k.shape[-2])
+        y, values = _masked(y, mask), _masked(values, mask)
+        x = y if tied else x
+    with without_autocast(x):
+        kernel = kernel_matrix(x, None if tied else y)
+        if mask is not None:
+            kernel = kernel * mask.unsqueeze(-2)
+        if not normalize:
+            return (kernel @ values).to(v.dtype)
+        floor = tiny(dtype)
+        rows = kernel.sum(-1, keepdim=True).clamp(min=floor).rsqrt()
+        # Tied, a column's sum is its row's: queries that are masked as keys count in neither.
+        columns = rows if tied else kernel.sum(-2).unsqueeze(-1).clamp(min=floor).rsqrt()
+        return (rows * (kernel @ (columns * values))).to(v.dtype)
+
+
+def softmax_free_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    landmarks: Tensor,
+    normalize: bool = True,
+    method: str = "auto",
+    iters: int = 20,
+    ridge: float | None = None,
+    mask: Tensor | None = None,
+    landmark_mask: Tensor | None = None,
+) -> Tensor:
+    """Attention through bottleneck tokens, linear in the number of queries and keys.
+
+    With P the kernel of tokens and landmarks, A that of the landmarks, D = diag(A 1):
+    SOFT is P A^+ P^T V (the paper's `eq:reg_attn`), SOFT++ is P D^-1/2 A^+ D^-1/2 P^T V
+    (`eq:reg_norm_attn`).
+
+    Args:
+        q: (..., n, d) queries.
+        k: (..., l, d) keys; pass q itself for self-attention, which is then cheaper.
+        v: (..., l, e) values.
+        landmarks: (..., m, d) bottleneck tokens, on the scale of q and k.
+        normalize: SOFT++ if true, SOFT if not.
+        method, iters, ridge: How A is inverted, see `pinv`.
+        mask: (..., l), True for the keys to keep.
+        landmark_mask: (..., m), True for the bottleneck tokens to keep.
+
+    Returns:
+        (..., n, e), in v's type. Leading axes are broadcast.
+    """
+    check_tokens(q=q, landmarks=landmarks)
+    scaled = landmarks.to(compute_dtype(q, k, v, landmarks)) * token_scale(q.shape[-1])
+    return landmark_attention(
+        q, k, v, scaled, normalize, method, iters, ridge, mask, landmark_mask
+    )
+
+
+def landmark_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    landmarks: Tensor,
+    normalize: bool = True,
+    method: str = "auto",
+    iters: int = 20,
+    ridge: float | None = None,
+    mask: Tensor | None = None,
+    landmark_mask: Tensor | None = None,
+) -> Tensor:
+    """`softmax_free_attention` for landmarks that are on the kernel's scale already.
+
+    Queries and keys are still scaled by d^(-1/4) here, landmarks are taken as they are.
+    """
+    check_tokens(q=q, k=k, v=v, landmarks=landmarks)
+    check_same_width(q=q, k=k, landmarks=landmarks)
+    check_same_length(k=k, v=v)
+    leading = broadcast_leading(q=q, k=k, v=v, landmarks=landmarks)
+    ridge = check_inverse(method, iters, ridge)
+    dtype = compute_dtype(q, k, v, landmarks)
+    queries, values, landmarks = q.to(dtype), v.to(dtype), landmarks.to(dtype)
+    keys = None if k is q else k.to(dtype)
+
+    if landmark_mask is not None:
+        check_mask("landmark_mask", landmark_mask, leading, landmarks.shape[-2])
+        landmarks = _masked(landmarks, landmark_mask)
+    if mask is not None:
+        check_mask("mask", mask, leading, k.shape[-2])
+        # A value of 0 takes a key out of P^T V: P itself need not be touched.
+        values = _masked(values, mask)
+        if keys is None:
+            queries = _masked(queries, mask)
+        else:
+            keys = _masked(keys, mask)
+
+    with without_autocast(queries):
+        middle = _middle(landmarks, normalize, method, iters, ridge, landmark_mask)
+
+    def stack(tensor: Tensor) -> Tensor:
+        return tensor.expand(*leading, -1, -1).reshape(-1, *tensor.shape[-2:])
+
+    out = nystrom(
+        stack(queries),
+        None if keys is None else stack(keys),
+        stack(values),
+        stack(landmarks),
+        stack(middle),
+        token_scale(q.shape[-1]),
+    )
+    return out.reshape(*leading, *out.shape[-2:]).to(v.dtype)
+
+
+def _masked(tokens: Tensor, mask: Tensor) -> Tensor:
+    """Tokens with the dropped ones set to 0, whatever they held, NaN included."""
+    return tokens.masked_fill(~mask.unsqueeze(-1), 0)
+
+
+def _middle(
+    landmarks: Tensor,
+    normalize: bool,
+    method: str,
+    iters: int,
+    ridge: float,
+    landmark_mask: Tensor | None,
+) -> Tensor:
+    """What stands between P and P^T: A^+ or D^-1/2 A^+ D^-1/2, (..., m, m).
+
+    A dropped landmark is alone in A, as in the identity, and absent here: a zero row and column
+    take its column out of P.
+    """
+    a = kernel_matrix(landmarks)
+    if landmark_mask is None:
+        keep = None
+    else:
+        keep = landmark_mask.unsqueeze(-1) & landmark_mask.unsqueeze(-2)
+        a = torch.where(keep, a, torch.eye(a.shape[-1], dtype=a.dtype, device=a.device))
+    middle = kernel_inverse(a, method, iters, ridge)
+    if normalize:
+        root = a.sum(-1).rsqrt()
+        middle = middle * (root.unsqueeze(-1) * root.unsqueeze(-2))
+    return middle if keep is None else middle * keep

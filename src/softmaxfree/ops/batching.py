@@ -1,0 +1,23 @@
+"""What the autograd functions here share."""
+
+import inspect
+from collections.abc import Callable
+from typing import TypeVar
+
+from torch import Tensor
+
+Forward = TypeVar("Forward", bound=Callable[..., object])
+
+
+def keep_signature(forward: Forward) -> Forward:
+    """Stores a forward's signature, which `Function.apply` works out anew at every call.
+
+    That takes longer than a small tensor operation.
+    """
+    forward.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
+    return forward
+
+
+def mapped_axis_first(tensor: Tensor, axis: int | None, size: int) -> Tensor:
+    """The axis that vmap maps over as the first one; a tensor without it is repeated, unstored."""
+    return tensor.expand(size, *tensor.shape) if axis is None else tensor.movedim(axis, 0)

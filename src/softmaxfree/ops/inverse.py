@@ -1,0 +1,238 @@
+"""The Moore-Penrose inverse of the bottleneck matrix A, by one of several methods.
+
+All of them take stacks of symmetric positive semi-definite matrices, treat each matrix alone,
+and have the gradient of the inverse in closed form (the paper's `equ:inverse_back`).
+"""
+
+import math
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .batching import keep_signature, mapped_axis_first
+from .checks import check_floating, shape
+from .precision import compute_dtype, tiny, without_autocast
+
+Method = Callable[[Tensor, int, float], Tensor]
+"""(A of shape (..., m, m), iterations, ridge) -> inverse of shape (..., m, m)."""
+
+
+def pinv(
+    a: Tensor, method: str = "auto", iters: int = 20, ridge: float | None = None
+) -> Tensor:
+    """Moore-Penrose inverse of symmetric positive semi-definite matrices, each by itself.
+
+    Args:
+        a: (..., m, m).
+        method: A name in `INVERSES`:
+
+            - `auto`: inverse of A + ridge I, by `cholesky` on a CPU, by `rescaled` on an
+              accelerator and in exported graphs; the two agree.
+            - `cholesky`: the same by a factorisation; a singular matrix gets more ridge.
+            - `rescaled`: the same by Newton steps rescaled to the spectrum [ridge, |A|_1];
+              matrix products only. Needs a ridge.
+            - `newton`: the paper's iteration from a start that always converges.
+            - `paper`: its Algorithm 2 to the letter; gives 0 where |A|_1 is an eigenvalue.
+            - `damped`, `backtrack`: the iterations of the released SOFT and SOFT++
+              checkpoints, with a step size for each matrix.
+            - `exact`: by eigendecomposition, the reference.
+        iters: Steps of the iterative methods. After k steps from alpha A an eigenvalue s has
+            become (1 - (1 - alpha s^2)^(2^k)) / s: small ones are suppressed, not inverted.
+        ridge: Added to the diagonal. None means 0.01 for `auto`, `rescaled` and `damped`, and
+            0 for the others.
+
+    Returns:
+        (..., m, m), in a's type. The gradient is that of the inverse, -Y^T G Y^T; it can be
+        differentiated again.
+    """
+    check_floating(a=a)
+    if a.ndim < 2 or a.shape[-1] != a.shape[-2]:
+        raise ValueError(f"a must be square matrices (..., m, m), got shape {shape(a)}")
+    if a.numel() == 0:
+        raise ValueError(f"a is empty: its shape is {shape(a)}")
+    ridge = check_inverse(method, iters, ridge)
+    with without_autocast(a):
+        return INVERSES[method](a.to(compute_dtype(a)), iters, ridge).to(a.dtype)
+
+
+def check_inverse(method: str, iters: int, ridge: float | None) -> float:
+    """Refuses what no inverse can be computed with; returns the ridge that None stands for."""
+    if method not in INVERSES:
+        raise ValueError(f"unknown method {method!r}; choose one of {', '.join(INVERSES)}")
+    if iters < 1:
+        raise ValueError(f"iters must be at least 1, got {iters}")
+    if ridge is None:
+        return 0.01 if method in ("auto", "rescaled", "damped") else 0.0
+    if not (math.isfinite(ridge) and ridge >= 0):
+        raise ValueError(f"ridge must be a finite number, 0 or more, got {ridge}")
+    if ridge == 0 and method in ("auto", "rescaled"):
+        raise ValueError(
+            f"method {method!r} needs a ridge above 0; use 'newton' or 'exact' for none"
+        )
+    return float(ridge)
+
+
+def kernel_inverse(a: Tensor, method: str, iters: int, ridge: float) -> Tensor:
+    """`pinv` of a kernel matrix, whose entries lie in [0, 1], arguments checked before.
+
+    |A|_1 is then at most m, which tells how many rescaled steps `auto` needs, and that rounding
+    cannot make A + ridge I indefinite.
+    """
+    if method == "auto":
+        iters = rescaled_steps(a.shape[-1], ridge, torch.finfo(a.dtype).eps)
+        rounding = torch.finfo(a.dtype).eps * a.shape[-1] ** 2
+        if ridge > rounding and _on_cpu(a):
+            return _Inverse.apply(a, _cholesky_of_definite, iters, ridge)
+    return INVERSES[method](a, iters, ridge)
+
+
+def closed_form_gradient(method: Method) -> Method:
+    """Gives a method the gradient of the inverse, whatever the steps that computed it."""
+
+    @wraps(method)
+    def inverse(a: Tensor, iters: int, ridge: float) -> Tensor:
+        return _Inverse.apply(a, method, iters, ridge)
+
+    return inverse
+
+
+class _Inverse(torch.autograd.Function):
+    @staticmethod
+    @keep_signature
+    def forward(a: Tensor, method: Method, iters: int, ridge: float) -> Tensor:
+        return method(a, iters, ridge)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (y,) = ctx.saved_tensors
+        with without_autocast(grad):
+            return -(y.mT @ grad @ y.mT), None, None, None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], a: Tensor, *args: Any
+    ) -> tuple[Tensor, int]:
+        return _Inverse.apply(mapped_axis_first(a, in_dims[0], info.batch_size), *args), 0
+
+
+def auto(a: Tensor, iters: int, ridge: float) -> Tensor:
+    return (cholesky if _on_cpu(a) else rescaled)(a, iters, ridge)
+
+
+def _on_cpu(a: Tensor) -> bool:
+    return a.device.type == "cpu" and not torch.compiler.is_exporting()
+
+
+def cholesky(a: Tensor, iters: int, ridge: float) -> Tensor:
+    a = _add_ridge(a, ridge)
+    _, failed = torch.linalg.cholesky_ex(a)
+    # A matrix that is singular to working precision gets as much ridge as rounding asks for.
+    rounding = torch.finfo(a.dtype).eps * a.shape[-1] * _row_sums(a.abs())
+    more = rounding[..., 0] * (failed > 0).unsqueeze(-1)
+    return _cholesky_of_definite(a, iters, more)
+
+
+def _cholesky_of_definite(a: Tensor, iters: int, ridge: float | Tensor) -> Tensor:
+    factor, _ = torch.linalg.cholesky_ex(_add_ridge(a, ridge))
+    return torch.cholesky_inverse(factor)
+
+
+def rescaled(a: Tensor, iters: int, ridge: float) -> Tensor:
+    """Newton steps for a spectrum known to lie in [ridge, |A|_1].
+
+    Before each step the product Z A, its spectrum in [low, 1], is stretched to lie evenly
+    around 1; the step then takes the spectrum to [4 low / (1 + low)^2, 1].
+    """
+    a = _add_ridge(a, ridge)
+    norm = _row_sums(a.abs())
+    z = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device) / norm
+    low = ridge / norm
+    for _ in range(iters):
+        z = z * (2 / (1 + low))
+        z = _newton_step(a, z)
+        low = 4 * low / (1 + low) ** 2
+    return z
+
+
+def rescaled_steps(m: int, ridge: float, eps: float) -> int:
+    """Rescaled steps after which every eigenvalue of an m x m kernel matrix is inverted."""
+    low, steps = ridge / (m + ridge), 0
+    while 1 - low > eps:
+        low, steps = 4 * low / (1 + low) ** 2, steps + 1
+    return steps
+
+
+def newton(a: Tensor, iters: int, ridge: float) -> Tensor:
+    a = _add_ridge(a, ridge)
+    return _iterate(a, 1.8 / _row_sums(a.abs()) ** 2, iters)
+
+
+def paper(a: Tensor, iters: int, ridge: float) -> Tensor:
+    a = _add_ridge(a, ridge)
+    return _iterate(a, 2 / _row_sums(a.abs()) ** 2, iters)
+
+
+def damped(a: Tensor, iters: int, ridge: float) -> Tensor:
+    # The release takes the step size before it adds the ridge.
+    return _iterate(_add_ridge(a, ridge), 1.8 / _row_sums(a) ** 2, iters)
+
+
+def backtrack(a: Tensor, iters: int, ridge: float) -> Tensor:
+    a = _add_ridge(a, ridge)
+    return _iterate(a, backtracked_alpha(a, 2 / _row_sums(a) ** 2), iters)
+
+
+def backtracked_alpha(a: Tensor, alpha: Tensor) -> Tensor:
+    """alpha halved until |I - alpha A^2|_1 <= 1.01, ten times at most: (..., 1, 1)."""
+    square = a @ a
+    identity = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+    for _ in range(10):
+        too_long = _row_sums((identity - alpha * square).abs()) > 1.01
+        alpha = torch.where(too_long, alpha / 2, alpha)
+    return alpha
+
+
+def exact(a: Tensor, iters: int, ridge: float) -> Tensor:
+    values, vectors = torch.linalg.eigh(a)
+    largest = values.abs().amax(-1, keepdim=True)
+    zero = values <= torch.finfo(a.dtype).eps * a.shape[-1] * largest
+    values = torch.where(zero, 0, values) + ridge
+    inverse = torch.where(values > 0, 1 / values, 0)
+    return (vectors * inverse.unsqueeze(-2)) @ vectors.mT
+
+
+def _iterate(a: Tensor, alpha: Tensor, iters: int) -> Tensor:
+    z = alpha * a
+    for _ in range(iters):
+        z = _newton_step(a, z)
+    return z
+
+
+def _newton_step(a: Tensor, z: Tensor) -> Tensor:
+    """2Z - ZAZ; the form Z(2I - AZ) loses digits where A is singular."""
+    return 2 * z - z @ a @ z
+
+
+def _row_sums(a: Tensor) -> Tensor:
+    """The largest row sum of each matrix, (..., 1, 1): |A|_1 where A is symmetric and >= 0."""
+    return a.sum(-1).amax(-1).clamp(min=tiny(a.dtype))[..., None, None]
+
+
+def _add_ridge(a: Tensor, ridge: float | Tensor) -> Tensor:
+    a = a.clone()
+    a.diagonal(dim1=-2, dim2=-1).add_(ridge)
+    return a
+
+
+INVERSES: dict[str, Method] = {
+    method.__name__: closed_form_gradient(method)
+    for method in (auto, rescaled, cholesky, newton, paper, damped, backtrack, exact)
+}
+"""Every method by its name."""

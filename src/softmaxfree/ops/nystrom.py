@@ -1,0 +1,284 @@
+"""P_q Z P_k^T V, the large part of the attention: everything with an axis of n tokens.
+
+`_plain` is what the formula says, differentiable as often as one likes. `_Tiled` computes the
+same tile by tile with its gradient in closed form: a tile's kernel values stay in the cache, and
+little memory is allocated, which on a CPU costs as much as the products.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .batching import keep_signature, mapped_axis_first
+from .kernel import TO_BASE_2, product_columns, product_rows, token_bound
+from .precision import without_autocast
+
+_TILE_BYTES = 2**20
+"""Kernel values of one tile, for each thread."""
+
+
+def nystrom(
+    q: Tensor, k: Tensor | None, v: Tensor, landmarks: Tensor, z: Tensor, scale: float
+) -> Tensor:
+    """P_q Z P_k^T V for stacks of matrices.
+
+    Args:
+        q: (b, n, d) queries.
+        k: (b, l, d) keys, or None if they are the queries.
+        v: (b, l, e) values.
+        landmarks: (b, m, d), on the kernel's scale.
+        z: (b, m, m).
+        scale: Of queries and keys.
+
+    Returns:
+        (b, n, e).
+    """
+    if torch.compiler.is_compiling():
+        return _plain(q, k, v, landmarks, z, scale)
+    tensors = (q, k, v, landmarks, z)
+    keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    return _Tiled.apply(*tensors, scale, keep)[0]
+
+
+def _plain(
+    q: Tensor, k: Tensor | None, v: Tensor, landmarks: Tensor, z: Tensor, scale: float
+) -> Tensor:
+    with without_autocast(q):
+        centre = _centre(landmarks)
+        columns = product_columns(landmarks, centre, TO_BASE_2)
+
+        def kernel(tokens: Tensor) -> Tensor:
+            rows = product_rows(tokens, centre, scale * TO_BASE_2)
+            return (columns @ rows.mT).clamp(max=0).exp2()  # (b, m, n)
+
+        p_q = kernel(q)
+        p_k = p_q if k is None else kernel(k)
+        return p_q.mT @ (z @ (p_k @ v))
+
+
+def _centre(landmarks: Tensor) -> Tensor:
+    """The origin of the product form: any gives the same kernel, this one costs few digits."""
+    return landmarks.detach().mean(-2, keepdim=True) * TO_BASE_2
+
+
+class _Tiled(torch.autograd.Function):
+    """`_plain`, tile by tile. With the result come the kernel's values for the backward pass.
+
+    Those carry no gradient: where the backward pass is itself differentiated, it goes through
+    `_plain`.
+    """
+
+    @staticmethod
+    @keep_signature
+    def forward(
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor,
+        landmarks: Tensor,
+        z: Tensor,
+        scale: float,
+        keep: bool,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        with without_autocast(q):
+            stacks, queries, keys = _sides(q, k, landmarks, scale)
+            queries.prepare_forward(keep)
+            if k is not None:
+                keys.prepare_forward(keep)
+            out = q.new_empty(*q.shape[:2], v.shape[-1])
+            summary = q.new_zeros(*landmarks.shape[:2], v.shape[-1])  # P_k^T V
+            for stack in stacks:
+                part = stack.of(summary)
+                for tile in keys.tiles(stack):
+                    part.baddbmm_(keys.fill(tile), tile.of(v))
+                mixed = stack.of(z) @ part
+                for tile in queries.tiles(stack):
+                    p = queries.at(tile) if k is None else queries.fill(tile)
+                    torch.bmm(p.mT, mixed, out=tile.of(out))
+        if not keep:
+            return out, None, None, None
+        return out, queries.values, None if k is None else keys.values, summary
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        *tensors, ctx.scale, _ = inputs
+        _, *intermediates = output
+        ctx.mark_non_differentiable(*(x for x in intermediates if x is not None))
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, *intermediates)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return (None,) * 7
+        q, k, v, landmarks, z, p_q, p_k, summary = ctx.saved_tensors
+        if torch.is_grad_enabled() or p_q is None:
+            return *_differentiable_gradient(grad, q, k, v, landmarks, z, ctx.scale), None, None
+
+        with without_autocast(q):
+            stacks, queries, keys = _sides(q, k, landmarks, ctx.scale)
+            queries.prepare_backward(p_q)
+            if k is not None:
+                keys.prepare_backward(p_k)
+            grad_v, grad_z = torch.empty_like(v), torch.empty_like(z)
+            for stack in stacks:
+                part, middle = stack.of(summary), stack.of(z)
+                grad_mixed = torch.zeros_like(part)
+                for tile in queries.tiles(stack):
+                    grad_mixed.baddbmm_(queries.at(tile), tile.of(grad))
+                torch.bmm(grad_mixed, part.mT, out=stack.of(grad_z))
+                mixed, grad_part = middle @ part, middle.mT @ grad_mixed
+                for tile in keys.tiles(stack):
+                    torch.bmm(keys.at(tile).mT, grad_part, out=tile.of(grad_v))
+                    if k is not None:
+                        keys.pull_back(grad_part @ tile.of(v).mT, tile)
+                for tile in queries.tiles(stack):
+                    grad_p = mixed @ tile.of(grad).mT
+                    if k is None:  # the kernel stands on both sides of Z
+                        grad_p.baddbmm_(grad_part, tile.of(v).mT)
+                    queries.pull_back(grad_p, tile)
+
+        grad_landmarks = queries.landmark_gradient()
+        if k is None:
+            return queries.grad_tokens, None, grad_v, grad_landmarks, grad_z, None, None
+        grad_landmarks += keys.landmark_gradient()
+        return queries.grad_tokens, keys.grad_tokens, grad_v, grad_landmarks, grad_z, None, None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], *args: Any
+    ) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:
+        *tensors, scale, _ = args
+        stacked = (
+            None if x is None else mapped_axis_first(x, axis, info.batch_size).flatten(0, 1)
+            for x, axis in zip(tensors, in_dims)
+        )
+        # A mapped backward pass goes through `_plain` and needs no intermediates.
+        out, *_ = _Tiled.apply(*stacked, scale, False)
+        return (out.unflatten(0, (info.batch_size, -1)), None, None, None), (0, None, None, None)
+
+
+def _differentiable_gradient(
+    grad: Tensor, q: Tensor, k: Tensor | None, v: Tensor, landmarks: Tensor, z: Tensor, scale: float
+) -> tuple[Tensor | None, ...]:
+    if k is not None:
+        _, pull_back = torch.func.vjp(lambda *x: _plain(*x, scale), q, k, v, landmarks, z)
+        return pull_back(grad)
+    _, pull_back = torch.func.vjp(lambda q, *x: _plain(q, None, *x, scale), q, v, landmarks, z)
+    grad_q, *others = pull_back(grad)
+    return grad_q, None, *others
+
+
+class _Stack(NamedTuple):
+    """Some consecutive matrices of the stack."""
+
+    first: int
+    count: int
+
+    def of(self, tensor: Tensor) -> Tensor:
+        return tensor.narrow(0, self.first, self.count)
+
+
+class _Tile(NamedTuple):
+    """Some consecutive tokens of some consecutive matrices."""
+
+    stack: _Stack
+    first: int
+    count: int
+
+    def of(self, tensor: Tensor) -> Tensor:
+        return self.stack.of(tensor).narrow(1, self.first, self.count)
+
+
+def _sides(
+    q: Tensor, k: Tensor | None, landmarks: Tensor, scale: float
+) -> tuple[list[_Stack], "_Side", "_Side"]:
+    """The stack in parts, and queries and keys, which are the same object if k is None."""
+    b, m = landmarks.shape[:2]
+    longest = q.shape[1] if k is None else max(q.shape[1], k.shape[1])
+    most = b * longest  # tokens in a tile
+    if q.device.type == "cpu":
+        most = max(64, _TILE_BYTES * torch.get_num_threads() // (m * q.element_size()))
+    # A tile is contiguous in memory: whole matrices, or a part of a single one.
+    stacks = [_Stack(*span) for span in _spans(b, max(1, most // longest))]
+    centre = _centre(landmarks)
+    columns = product_columns(landmarks, centre, TO_BASE_2)
+    queries = _Side(q, columns, centre, scale, stacks[0].count, most)
+    keys = queries if k is None else _Side(k, columns, centre, scale, stacks[0].count, most)
+    return stacks, queries, keys
+
+
+def _spans(length: int, most: int) -> list[tuple[int, int]]:
+    """(start, count) of consecutive parts, nearly equal, of at most so many."""
+    step = math.ceil(length / math.ceil(length / most))
+    return [(start, min(step, length - start)) for start in range(0, length, step)]
+
+
+class _Side:
+    """Queries or keys: the kernel between them and the landmarks, and their gradient, in tiles."""
+
+    values: Tensor  # (stack, m * tokens), tile after tile, each of them (m, tokens)
+
+    def __init__(
+        self, tokens: Tensor, columns: Tensor, centre: Tensor, scale: float, group: int, most: int
+    ) -> None:
+        self.tokens, self.columns, self.minus_centre, self.scale = tokens, columns, -centre, scale
+        self.group, self.spans = group, _spans(tokens.shape[1], most)
+
+    def tiles(self, stack: _Stack) -> list[_Tile]:
+        return [_Tile(stack, *span) for span in self.spans]
+
+    def prepare_forward(self, keep: bool) -> None:
+        """Room for all of the kernel, or for one part of the stack at a time."""
+        (b, m), (n, d) = self.columns.shape[:2], self.tokens.shape[1:]
+        self.keep = keep
+        self.values = self.tokens.new_empty(b if keep else self.group, m * n)
+        self.rows = self.tokens.new_ones(self.group, self.spans[0][1], d + 2)
+
+    def prepare_backward(self, values: Tensor) -> None:
+        d = self.tokens.shape[-1]
+        self.keep, self.values = True, values
+        self.grad_tokens = torch.empty_like(self.tokens)
+        self.x = self.tokens.new_empty(self.group, self.spans[0][1], d)
+        self.y = self.columns[..., :d].contiguous()
+        self.grad_y, self.total_y = torch.zeros_like(self.y), self.y.new_zeros(*self.y.shape[:2], 1)
+
+    def at(self, tile: _Tile) -> Tensor:
+        """The kernel's values, (stack, m, tokens)."""
+        stack, m = tile.stack, self.columns.shape[1]
+        values = self.values.narrow(0, stack.first if self.keep else 0, stack.count)
+        return values.narrow(1, m * tile.first, m * tile.count).view(stack.count, m, tile.count)
+
+    def fill(self, tile: _Tile) -> Tensor:
+        """Computes them: `product_rows` and a product, in memory that the next tile uses again."""
+        d = self.tokens.shape[-1]
+        rows = self.rows.narrow(0, 0, tile.stack.count).narrow(1, 0, tile.count)
+        x, norms = rows.narrow(2, 0, d), rows.select(2, d + 1)
+        torch.linalg.vector_norm(self._measure(tile, out=x), dim=-1, out=norms)
+        norms.square_()
+        values = self.at(tile)
+        torch.bmm(tile.stack.of(self.columns), rows.mT, out=values)
+        return values.clamp_(max=0).exp2_()
+
+    def _measure(self, tile: _Tile, out: Tensor) -> Tensor:
+        """The tokens, scaled and measured from the centre."""
+        bound, scale = token_bound(out), self.scale * TO_BASE_2
+        torch.add(tile.stack.of(self.minus_centre), tile.of(self.tokens), alpha=scale, out=out)
+        return out.clamp_(-bound, bound)
+
+    def pull_back(self, grad_values: Tensor, tile: _Tile) -> None:
+        """Takes the gradient of the values, (stack, m, tokens), to tokens and landmarks.
+
+        k = 2^(-|x - y|^2 / 2) gives dx = sum of dk k (y - x) over y, and likewise dy.
+        """
+        stack = tile.stack
+        weights = grad_values.mul_(self.at(tile))
+        x = self._measure(tile, self.x.narrow(0, 0, stack.count).narrow(1, 0, tile.count))
+        grad_x = torch.bmm(weights.mT, stack.of(self.y), out=tile.of(self.grad_tokens))
+        grad_x.addcmul_(weights.sum(1).unsqueeze(-1), x, value=-1).mul_(self.scale / TO_BASE_2)
+        stack.of(self.grad_y).baddbmm_(weights, x)
+        stack.of(self.total_y).add_(weights.sum(2, keepdim=True))
+
+    def landmark_gradient(self) -> Tensor:
+        return self.grad_y.addcmul_(self.total_y, self.y, value=-1) / TO_BASE_2
