@@ -89,9 +89,7 @@ def softmax_free_attention(
     """
     check_tokens(q=q, landmarks=landmarks)
     scaled = landmarks.to(compute_dtype(q, k, v, landmarks)) * token_scale(q.shape[-1])
-    return landmark_attention(
-        q, k, v, scaled, normalize, method, iters, ridge, mask, landmark_mask
-    )
+    return landmark_attention(q, k, v, scaled, normalize, method, iters, ridge, mask, landmark_mask)
 
 
 def landmark_attention(

@@ -20,9 +20,7 @@ Method = Callable[[Tensor, int, float], Tensor]
 """(A of shape (..., m, m), iterations, ridge) -> inverse of shape (..., m, m)."""
 
 
-def pinv(
-    a: Tensor, method: str = "auto", iters: int = 20, ridge: float | None = None
-) -> Tensor:
+def pinv(a: Tensor, method: str = "auto", iters: int = 20, ridge: float | None = None) -> Tensor:
     """Moore-Penrose inverse of symmetric positive semi-definite matrices, each by itself.
 
     Args:

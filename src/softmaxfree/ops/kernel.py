@@ -15,7 +15,6 @@ from .batching import keep_signature, mapped_axis_first
 from .checks import broadcast_leading, check_same_width, check_tokens
 from .precision import compute_dtype, without_autocast
 
-
 TO_BASE_2 = math.log2(math.e) ** 0.5
 """exp(-|x - y|^2 / 2) = 2^(-|cx - cy|^2 / 2) for this c. exp2 takes half the time of exp on a
 CPU, an eighth where values underflow."""

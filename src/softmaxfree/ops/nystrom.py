@@ -162,10 +162,18 @@ class _Tiled(torch.autograd.Function):
 def _differentiable_gradient(
     grad: Tensor, q: Tensor, k: Tensor | None, v: Tensor, landmarks: Tensor, z: Tensor, scale: float
 ) -> tuple[Tensor | None, ...]:
+    """The backward pass once more, such that it can be differentiated, mapped and so on."""
+
+    def tied(q: Tensor, v: Tensor, landmarks: Tensor, z: Tensor) -> Tensor:
+        return _plain(q, None, v, landmarks, z, scale)
+
+    def untied(q: Tensor, k: Tensor, v: Tensor, landmarks: Tensor, z: Tensor) -> Tensor:
+        return _plain(q, k, v, landmarks, z, scale)
+
     if k is not None:
-        _, pull_back = torch.func.vjp(lambda *x: _plain(*x, scale), q, k, v, landmarks, z)
+        pull_back = torch.func.vjp(untied, q, k, v, landmarks, z)[1]
         return pull_back(grad)
-    _, pull_back = torch.func.vjp(lambda q, *x: _plain(q, None, *x, scale), q, v, landmarks, z)
+    pull_back = torch.func.vjp(tied, q, v, landmarks, z)[1]
     grad_q, *others = pull_back(grad)
     return grad_q, None, *others
 
@@ -174,10 +182,10 @@ class _Stack(NamedTuple):
     """Some consecutive matrices of the stack."""
 
     first: int
-    count: int
+    size: int
 
     def of(self, tensor: Tensor) -> Tensor:
-        return tensor.narrow(0, self.first, self.count)
+        return tensor.narrow(0, self.first, self.size)
 
 
 class _Tile(NamedTuple):
@@ -185,10 +193,10 @@ class _Tile(NamedTuple):
 
     stack: _Stack
     first: int
-    count: int
+    size: int
 
     def of(self, tensor: Tensor) -> Tensor:
-        return self.stack.of(tensor).narrow(1, self.first, self.count)
+        return self.stack.of(tensor).narrow(1, self.first, self.size)
 
 
 def _sides(
@@ -204,13 +212,13 @@ def _sides(
     stacks = [_Stack(*span) for span in _spans(b, max(1, most // longest))]
     centre = _centre(landmarks)
     columns = product_columns(landmarks, centre, TO_BASE_2)
-    queries = _Side(q, columns, centre, scale, stacks[0].count, most)
-    keys = queries if k is None else _Side(k, columns, centre, scale, stacks[0].count, most)
+    queries = _Side(q, columns, centre, scale, stacks[0].size, most)
+    keys = queries if k is None else _Side(k, columns, centre, scale, stacks[0].size, most)
     return stacks, queries, keys
 
 
 def _spans(length: int, most: int) -> list[tuple[int, int]]:
-    """(start, count) of consecutive parts, nearly equal, of at most so many."""
+    """(first, size) of consecutive parts, nearly equal, of at most so many."""
     step = math.ceil(length / math.ceil(length / most))
     return [(start, min(step, length - start)) for start in range(0, length, step)]
 
@@ -247,13 +255,13 @@ class _Side:
     def at(self, tile: _Tile) -> Tensor:
         """The kernel's values, (stack, m, tokens)."""
         stack, m = tile.stack, self.columns.shape[1]
-        values = self.values.narrow(0, stack.first if self.keep else 0, stack.count)
-        return values.narrow(1, m * tile.first, m * tile.count).view(stack.count, m, tile.count)
+        values = self.values.narrow(0, stack.first if self.keep else 0, stack.size)
+        return values.narrow(1, m * tile.first, m * tile.size).view(stack.size, m, tile.size)
 
     def fill(self, tile: _Tile) -> Tensor:
         """Computes them: `product_rows` and a product, in memory that the next tile uses again."""
         d = self.tokens.shape[-1]
-        rows = self.rows.narrow(0, 0, tile.stack.count).narrow(1, 0, tile.count)
+        rows = self.rows.narrow(0, 0, tile.stack.size).narrow(1, 0, tile.size)
         x, norms = rows.narrow(2, 0, d), rows.select(2, d + 1)
         torch.linalg.vector_norm(self._measure(tile, out=x), dim=-1, out=norms)
         norms.square_()
@@ -274,7 +282,7 @@ class _Side:
         """
         stack = tile.stack
         weights = grad_values.mul_(self.at(tile))
-        x = self._measure(tile, self.x.narrow(0, 0, stack.count).narrow(1, 0, tile.count))
+        x = self._measure(tile, self.x.narrow(0, 0, stack.size).narrow(1, 0, tile.size))
         grad_x = torch.bmm(weights.mT, stack.of(self.y), out=tile.of(self.grad_tokens))
         grad_x.addcmul_(weights.sum(1).unsqueeze(-1), x, value=-1).mul_(self.scale / TO_BASE_2)
         stack.of(self.grad_y).baddbmm_(weights, x)

@@ -1,0 +1,265 @@
+"""Samplers: how the bottleneck tokens are made from the queries, on a line or on a grid.
+
+Each takes heads of tokens (B, heads, N, d) on a grid of some size, and a mask of the tokens to
+keep, and gives landmarks (B, heads, m, d) and a mask of those to keep. `ratio=r` makes one
+landmark of every r tokens of a line, of every r x r of a grid; `tokens=m` makes m of them, or as
+many as there are tokens, whatever the size.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+Size = tuple[int, ...]
+"""(N,) for a sequence, (H, W) for an image."""
+
+
+class Sampler(nn.Module):
+    """What all samplers are built with.
+
+    Args:
+        head_dim: d, width of the tokens.
+        ndim: 1 for sequences, 2 for images.
+        ratio: Side of the window that becomes one landmark.
+        tokens: Number of landmarks, None to let it follow from the ratio; a square for images.
+        pad: What becomes of sides that the ratio does not divide: `replicate` pads them,
+            `drop` leaves the remainder out, as the released models do.
+    """
+
+    def __init__(
+        self, head_dim: int, ndim: int, ratio: int, tokens: int | None, pad: str = "replicate"
+    ) -> None:
+        super().__init__()
+        if ndim not in (1, 2):
+            raise ValueError(f"ndim must be 1 (sequences) or 2 (images), got {ndim}")
+        if ratio < 1:
+            raise ValueError(f"ratio must be at least 1, got {ratio}")
+        if pad not in ("replicate", "drop"):
+            raise ValueError(f"pad must be 'replicate' or 'drop', got {pad!r}")
+        if tokens is not None and tokens < 1:
+            raise ValueError(f"tokens must be at least 1, got {tokens}")
+        if tokens is not None and ndim == 2 and math.isqrt(tokens) ** 2 != tokens:
+            raise ValueError(f"tokens must be a square number for images, got {tokens}")
+        self.head_dim, self.ndim, self.ratio, self.tokens, self.pad = (
+            head_dim, ndim, ratio, tokens, pad,
+        )  # fmt: skip
+
+    def forward(self, q: Tensor, size: Size, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """q (B, heads, N, d), mask (B, N) -> landmarks (B, heads, m, d), mask (B, m)."""
+        raise NotImplementedError
+
+    def grid(self, size: Size) -> Size:
+        """How many windows of the ratio there are along each side."""
+        if self.pad == "replicate":
+            return tuple(-(-side // self.ratio) for side in size)
+        if min(size) < self.ratio:
+            raise ValueError(
+                f"with pad='drop' every side must be at least the ratio {self.ratio}, got {size}; "
+                "use pad='replicate' or a smaller ratio"
+            )
+        return tuple(side // self.ratio for side in size)
+
+    def bins(self, grid: Size) -> Size:
+        """How many landmarks `tokens` asks for along each side: no more than there is to pool."""
+        assert self.tokens is not None
+        side = self.tokens if self.ndim == 1 else math.isqrt(self.tokens)
+        return tuple(min(side, length) for length in grid)
+
+    def extra_repr(self) -> str:
+        tokens = "" if self.tokens is None else f", tokens={self.tokens}"
+        return f"ndim={self.ndim}, ratio={self.ratio}{tokens}, pad={self.pad!r}"
+
+
+class ConvSampler(Sampler):
+    """A convolution of kernel and stride r, shared by the heads, without bias (the default).
+
+    With `tokens`, its output is pooled to that many.
+    """
+
+    def __init__(
+        self, head_dim: int, ndim: int, ratio: int, tokens: int | None, pad: str = "replicate"
+    ) -> None:
+        super().__init__(head_dim, ndim, ratio, tokens, pad)
+        self.weight = nn.Parameter(torch.empty(head_dim, head_dim, *[ratio] * ndim))
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+
+    def forward(self, q: Tensor, size: Size, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        grid = self.grid(size)
+        if mask is not None:
+            q = fill_dropped(q, size, mask)
+        windows = split_windows(q, size, grid, self.ratio, replicate=True)
+        # (out, in, *kernel) -> (kernel tokens * in, out), the order of a window's tokens
+        weight = self.weight.flatten(2).permute(2, 1, 0).flatten(0, 1)
+        landmarks = windows.flatten(-2) @ weight.to(windows.dtype)
+        if mask is not None:
+            mask = window_mask(mask, size, grid, self.ratio).any(-1)
+        if self.tokens is None:
+            return landmarks, mask
+        return pool(landmarks, grid, self.bins(grid), mask)
+
+
+class AvgSampler(Sampler):
+    """The average of every window, over the tokens that are there and kept."""
+
+    def forward(self, q: Tensor, size: Size, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        if self.tokens is not None:
+            return pool(q, size, self.bins(size), mask)
+        grid = self.grid(size)
+        present = q.new_ones(1, math.prod(size), dtype=torch.bool) if mask is None else mask
+        if mask is not None:
+            q = q.masked_fill(~mask[:, None, :, None], 0)
+        windows = split_windows(q, size, grid, self.ratio, replicate=False)
+        counts = window_mask(present, size, grid, self.ratio).sum(-1)
+        landmarks = windows.sum(-2) / counts.clamp(min=1)[:, None, :, None].to(q.dtype)
+        return landmarks, None if mask is None else counts > 0
+
+
+class RandomSampler(Sampler):
+    """Tokens picked at random, the same places for a whole batch: drawn anew at every training
+    step, fixed in evaluation."""
+
+    def forward(self, q: Tensor, size: Size, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        n = q.shape[-2]
+        order = torch.rand(n, device=q.device) if self.training else _hashed(n, q.device)
+        return pick(q, order, self._count(size), mask)
+
+    def _count(self, size: Size) -> int:
+        if self.tokens is not None:
+            return min(self.tokens, math.prod(size))
+        return math.prod(self.grid(size))
+
+
+class BiasedSampler(RandomSampler):
+    """The first tokens, the paper's worst case."""
+
+    def forward(self, q: Tensor, size: Size, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        order = torch.arange(q.shape[-2], device=q.device).float()
+        return pick(q, order, self._count(size), mask)
+
+
+SAMPLERS: dict[str, Callable[..., Sampler]] = {
+    "conv": ConvSampler,
+    "avg": AvgSampler,
+    "random": RandomSampler,
+    "biased": BiasedSampler,
+}
+"""Every sampler by its name."""
+
+
+def split_windows(x: Tensor, size: Size, grid: Size, ratio: int, replicate: bool) -> Tensor:
+    """Tokens (..., N, c) -> windows (..., m, ratio^ndim, c), row by row as a convolution's.
+
+    Where windows stick out of the grid, they repeat its last tokens or hold zeros; tokens beyond
+    the last window are left out.
+    """
+    x = x.unflatten(-2, size)
+    for axis, (side, windows) in enumerate(zip(size, grid)):
+        dim, length = axis - len(size) - 1, windows * ratio
+        if length < side:
+            x = x.narrow(dim, 0, length)
+        elif length > side:
+            x = _extend(x, dim, side, length, replicate)
+    if len(grid) == 1:
+        return x.unflatten(-2, (grid[0], ratio))
+    x = x.unflatten(-2, (grid[1], ratio)).unflatten(-4, (grid[0], ratio))
+    # (..., H / r, r, W / r, r, c) -> (..., H / r, W / r, r, r, c)
+    return x.transpose(-4, -3).flatten(-3, -2).flatten(-4, -3)
+
+
+def _extend(x: Tensor, dim: int, side: int, length: int, replicate: bool) -> Tensor:
+    if replicate:
+        return x.index_select(dim, torch.arange(length, device=x.device).clamp(max=side - 1))
+    zeros = x.new_zeros(1).expand(*x.shape[:dim], length - side, *x.shape[dim + 1 :])
+    return torch.cat([x, zeros], dim)
+
+
+def window_mask(mask: Tensor, size: Size, grid: Size, ratio: int) -> Tensor:
+    """(B, N) -> (B, m, ratio^ndim), False outside the grid."""
+    return split_windows(mask.unsqueeze(-1), size, grid, ratio, replicate=False).squeeze(-1)
+
+
+def fill_dropped(x: Tensor, size: Size, mask: Tensor) -> Tensor:
+    """Dropped tokens replaced by the kept one before them, along rows and then along columns.
+
+    That is what padding by replication puts there: a padded and masked grid gives what the grid
+    without padding gives.
+    """
+    x, mask = x.unflatten(-2, size), mask.unflatten(-1, size)
+    for dim in range(len(size), 0, -1):
+        positions = torch.arange(mask.shape[dim], device=x.device)
+        positions = positions.view([-1 if axis == dim else 1 for axis in range(mask.ndim)])
+        last_kept = torch.where(mask, positions, -1).cummax(dim).values
+        # Before the first kept token: that one.
+        first_kept = torch.where(mask, positions, mask.shape[dim] - 1).amin(dim, keepdim=True)
+        source = torch.where(last_kept < 0, first_kept, last_kept)[:, None, ..., None]
+        x = x.gather(dim + 1, source.expand_as(x))
+        mask = mask.any(dim, keepdim=True).expand_as(mask)
+    return x.flatten(2, -2)
+
+
+def pool(x: Tensor, size: Size, bins: Size, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Averages tokens (B, heads, N, c) into as many bins as asked for along each side.
+
+    Bin i of g covers the tokens floor(i L / g) to ceil((i + 1) L / g) of the L along a side, as
+    adaptive pooling does. With a mask (B, N), L counts the lines that hold a token to keep, and
+    dropped tokens are left out: a padded and masked grid gives what the grid alone gives.
+    """
+    if mask is None:
+        if size == bins:
+            return x, None
+        x = x.unflatten(-2, size)
+        for dim, (side, count) in enumerate(zip(size, bins), start=-1 - len(size)):
+            kept = torch.ones(1, side, dtype=torch.bool, device=x.device)
+            weights = bin_weights(kept, count).squeeze(0).to(x.dtype)
+            weights = weights / weights.sum(-1, keepdim=True)
+            x = (weights @ x.transpose(dim, -2)).transpose(dim, -2)
+        return x.flatten(2, -2), None
+
+    kept = mask.unflatten(-1, size)
+    weights = bin_weights(kept if len(size) == 1 else kept.any(2), bins[0])
+    if len(size) == 2:
+        columns = bin_weights(kept.any(1), bins[1])
+        # (B, g_h, H), (B, g_w, W) -> (B, g_h * g_w, H * W)
+        weights = torch.einsum("bgh,bkw->bgkhw", weights, columns).flatten(3).flatten(1, 2)
+    weights = weights * mask.unsqueeze(1)
+    total = weights.sum(-1, keepdim=True)
+    weights = (weights / total.clamp(min=1)).to(x.dtype)
+    x = x.masked_fill(~mask[:, None, :, None], 0)
+    return weights.unsqueeze(1) @ x, total.squeeze(-1) > 0
+
+
+def bin_weights(kept: Tensor, bins: int) -> Tensor:
+    """Which of the kept tokens fall into which bin: (B, L) -> (B, bins, L), of 0 and 1.
+
+    Where fewer are kept than there are bins, each is a bin of its own and the rest are empty.
+    """
+    length = kept.sum(-1)[:, None, None]
+    rank = (kept.cumsum(-1) - 1)[:, None, :]
+    count = length.clamp(max=bins)
+    i = torch.arange(bins, device=kept.device)[None, :, None]
+    divisor = count.clamp(min=1)
+    first = (i * length).div(divisor, rounding_mode="floor")
+    last = -(-(i + 1) * length).div(divisor, rounding_mode="floor")
+    inside = (rank >= first) & (rank < last) & kept[:, None, :] & (i < count)
+    return inside.to(torch.float32)
+
+
+def pick(q: Tensor, order: Tensor, count: int, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The `count` tokens of q (B, heads, N, d) that come first in `order` (N,), kept ones first."""
+    if mask is None:
+        chosen = order.topk(count, largest=False).indices
+        return q.index_select(-2, chosen), None
+    order = order.expand_as(mask).masked_fill(~mask, math.inf)
+    chosen = order.topk(count, dim=-1, largest=False).indices
+    index = chosen[:, None, :, None].expand(-1, q.shape[1], -1, q.shape[-1])
+    return q.gather(-2, index), mask.gather(-1, chosen)
+
+
+def _hashed(n: int, device: torch.device) -> Tensor:
+    """A fixed random order of n places; the first ones do not depend on n."""
+    x = torch.arange(n, device=device, dtype=torch.int64)
+    for multiplier in (0x85EBCA6B, 0xC2B2AE35):
+        x = ((x ^ (x >> 16)) + 0x9E3779B9) * multiplier & 0xFFFFFFFF
+    return (x >> 8).float()  # 24 bits, exact

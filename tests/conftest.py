@@ -1,0 +1,38 @@
+"""What the tests share: the golden tensors, and one thread per worker."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+SHARED = Path(__file__).parents[2] / "shared"
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)
+
+
+class Golden:
+    """Tensors computed with the authors' released code, by name."""
+
+    def __init__(self, tensors: dict[str, Tensor], dtype: torch.dtype) -> None:
+        self.tensors, self.dtype = tensors, dtype
+
+    def below(self, prefix: str) -> dict[str, Tensor]:
+        found = {
+            name.removeprefix(prefix): tensor.clone()
+            for name, tensor in self.tensors.items()
+            if name.startswith(prefix)
+        }
+        assert found, f"no golden tensors below {prefix}"
+        return found
+
+
+@pytest.fixture(scope="session", params=["f64", "f32"])
+def golden_layers(request: pytest.FixtureRequest) -> Golden:
+    path = SHARED / "golden" / f"layers_{request.param}.safetensors"
+    if not path.exists():
+        pytest.skip(f"the golden tensors {path.name} are not beside this clone, in ../shared")
+    return Golden(load_file(path), torch.float64 if request.param == "f64" else torch.float32)
