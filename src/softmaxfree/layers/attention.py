@@ -148,6 +148,7 @@ class SoftmaxFreeAttention(nn.Module):
             k,
             self._heads(values),
             landmarks,
+            1.0,
             self.normalize,
             self.inverse,
             self.iters,

@@ -37,14 +37,14 @@ def gaussian_attention(
     check_same_length(k=k, v=v)
     leading = broadcast_leading(q=q, k=k, v=v)
     tied = k is q
-    dtype, scale = compute_dtype(q, k, v), token_scale(q.shape[-1])
-    x, y, values = q.to(dtype) * scale, k.to(dtype) * scale, v.to(dtype)
+    dtype = compute_dtype(q, k, v)
+    x, y, values = q.to(dtype), k.to(dtype), v.to(dtype)
     if mask is not None:
         check_mask("mask", mask, leading, k.shape[-2])
-        y, values = _masked(y, mask), _masked(values, mask)
+        y, values = _finite_where_dropped(y, mask), _dropped_to_zero(values, mask)
         x = y if tied else x
     with without_autocast(x):
-        kernel = kernel_matrix(x, None if tied else y)
+        kernel = kernel_matrix(x, None if tied else y, token_scale(q.shape[-1]))
         if mask is not None:
             kernel = kernel * mask.unsqueeze(-2)
         if not normalize:
@@ -87,9 +87,11 @@ def softmax_free_attention(
     Returns:
         (..., n, e), in v's type. Leading axes are broadcast.
     """
-    check_tokens(q=q, landmarks=landmarks)
-    scaled = landmarks.to(compute_dtype(q, k, v, landmarks)) * token_scale(q.shape[-1])
-    return landmark_attention(q, k, v, scaled, normalize, method, iters, ridge, mask, landmark_mask)
+    check_tokens(q=q)
+    scale = token_scale(q.shape[-1])
+    return landmark_attention(
+        q, k, v, landmarks, scale, normalize, method, iters, ridge, mask, landmark_mask
+    )
 
 
 def landmark_attention(
@@ -97,6 +99,7 @@ def landmark_attention(
     k: Tensor,
     v: Tensor,
     landmarks: Tensor,
+    landmark_scale: float,
     normalize: bool = True,
     method: str = "auto",
     iters: int = 20,
@@ -104,9 +107,10 @@ def landmark_attention(
     mask: Tensor | None = None,
     landmark_mask: Tensor | None = None,
 ) -> Tensor:
-    """`softmax_free_attention` for landmarks that are on the kernel's scale already.
+    """`softmax_free_attention` for landmarks with a scale of their own.
 
-    Queries and keys are still scaled by d^(-1/4) here, landmarks are taken as they are.
+    Queries and keys are multiplied with d^(-1/4) before they are compared, landmarks with
+    `landmark_scale`.
     """
     check_tokens(q=q, k=k, v=v, landmarks=landmarks)
     check_same_width(q=q, k=k, landmarks=landmarks)
@@ -119,18 +123,18 @@ def landmark_attention(
 
     if landmark_mask is not None:
         check_mask("landmark_mask", landmark_mask, leading, landmarks.shape[-2])
-        landmarks = _masked(landmarks, landmark_mask)
+        landmarks = _dropped_to_zero(landmarks, landmark_mask)
     if mask is not None:
         check_mask("mask", mask, leading, k.shape[-2])
         # A value of 0 takes a key out of P^T V: P itself need not be touched.
-        values = _masked(values, mask)
+        values = _dropped_to_zero(values, mask)
         if keys is None:
-            queries = _masked(queries, mask)
+            queries = _finite_where_dropped(queries, mask)
         else:
-            keys = _masked(keys, mask)
+            keys = _finite_where_dropped(keys, mask)
 
     with without_autocast(queries):
-        middle = _middle(landmarks, normalize, method, iters, ridge, landmark_mask)
+        middle = _middle(landmarks, landmark_scale, normalize, method, iters, ridge, landmark_mask)
 
     def stack(tensor: Tensor) -> Tensor:
         return tensor.expand(*leading, -1, -1).reshape(-1, *tensor.shape[-2:])
@@ -142,17 +146,23 @@ def landmark_attention(
         stack(landmarks),
         stack(middle),
         token_scale(q.shape[-1]),
+        landmark_scale,
     )
     return out.reshape(*leading, *out.shape[-2:]).to(v.dtype)
 
 
-def _masked(tokens: Tensor, mask: Tensor) -> Tensor:
-    """Tokens with the dropped ones set to 0, whatever they held, NaN included."""
+def _dropped_to_zero(tokens: Tensor, mask: Tensor) -> Tensor:
     return tokens.masked_fill(~mask.unsqueeze(-1), 0)
+
+
+def _finite_where_dropped(tokens: Tensor, mask: Tensor) -> Tensor:
+    """Keys that are dropped stay as they are, for they may be queries; but NaN times 0 is NaN."""
+    return tokens.masked_fill(~(mask.unsqueeze(-1) | tokens.isfinite()), 0)
 
 
 def _middle(
     landmarks: Tensor,
+    scale: float,
     normalize: bool,
     method: str,
     iters: int,
@@ -164,7 +174,7 @@ def _middle(
     A dropped landmark is alone in A, as in the identity, and absent here: a zero row and column
     take its column out of P.
     """
-    a = kernel_matrix(landmarks)
+    a = kernel_matrix(landmarks, scale=scale)
     if landmark_mask is None:
         keep = None
     else:

@@ -36,10 +36,9 @@ def gaussian_kernel(q: Tensor, k: Tensor) -> Tensor:
     check_tokens(q=q, k=k)
     check_same_width(q=q, k=k)
     broadcast_leading(q=q, k=k)
-    dtype, scale = compute_dtype(q, k), token_scale(q.shape[-1])
-    x = q.to(dtype) * scale
-    y = None if k is q else k.to(dtype) * scale
-    return kernel_matrix(x, y).to(q.dtype)
+    dtype = compute_dtype(q, k)
+    y = None if k is q else k.to(dtype)
+    return kernel_matrix(q.to(dtype), y, token_scale(q.shape[-1])).to(q.dtype)
 
 
 def token_scale(width: int) -> float:
@@ -47,12 +46,13 @@ def token_scale(width: int) -> float:
     return width**-0.25
 
 
-def kernel_matrix(x: Tensor, y: Tensor | None = None) -> Tensor:
-    """exp(-|x_i - y_j|^2 / 2) of scaled tokens.
+def kernel_matrix(x: Tensor, y: Tensor | None = None, scale: float = 1.0) -> Tensor:
+    """exp(-|x_i - y_j|^2 / 2) of tokens times the scale.
 
     Args:
         x: (..., n, d), float32 or float64.
         y: (..., m, d), x itself when None: the result is then symmetric with diagonal 1.
+        scale: Of both.
 
     Returns:
         (..., n, m).
@@ -60,49 +60,53 @@ def kernel_matrix(x: Tensor, y: Tensor | None = None) -> Tensor:
     if y is not None:
         leading = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
         x, y = x.expand(*leading, -1, -1), y.expand(*leading, -1, -1)
-    return _Kernel.apply(x, y)
+    return _Kernel.apply(x, y, scale)
 
 
 class _Kernel(torch.autograd.Function):
     @staticmethod
     @keep_signature
-    def forward(x: Tensor, y: Tensor | None) -> Tensor:
+    def forward(x: Tensor, y: Tensor | None, scale: float) -> Tensor:
         with without_autocast(x):
-            return _exponents(x, y).exp2_()
+            return _exponents(x, y, scale * TO_BASE_2).exp2_()
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor | None], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs, output)
+    def setup_context(
+        ctx: Any, inputs: tuple[Tensor, Tensor | None, float], output: Tensor
+    ) -> None:
+        x, y, ctx.scale = inputs
+        ctx.save_for_backward(x, y, output)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
         x, y, kernel = ctx.saved_tensors
         with without_autocast(x):
             # Only differences of tokens count; taken from a centre they keep their digits.
             centre = (x if y is None else y).detach().mean(-2, keepdim=True)
             x = x - centre
-            weights = grad * kernel
+            weights = grad * kernel * ctx.scale**2
             if y is None:
                 weights = weights + weights.mT
-                return weights @ x - weights.sum(-1, keepdim=True) * x, None
+                return weights @ x - weights.sum(-1, keepdim=True) * x, None, None
             y = y - centre
             return (
                 weights @ y - weights.sum(-1, keepdim=True) * x,
                 weights.mT @ x - weights.sum(-2).unsqueeze(-1) * y,
+                None,
             )
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int | None, int | None], x: Tensor, y: Tensor | None
+        info: Any, in_dims: tuple[int | None, ...], x: Tensor, y: Tensor | None, scale: float
     ) -> tuple[Tensor, int]:
         x = mapped_axis_first(x, in_dims[0], info.batch_size)
         if y is not None:
             y = mapped_axis_first(y, in_dims[1], info.batch_size)
-        return _Kernel.apply(x, y), 0
+        return _Kernel.apply(x, y, scale), 0
 
 
-def _exponents(x: Tensor, y: Tensor | None) -> Tensor:
-    """-|x_i - y_j|^2 / 2 to base 2, (..., n, m): never positive, 0 on the diagonal if y is None.
+def _exponents(x: Tensor, y: Tensor | None, scale: float) -> Tensor:
+    """-|scale (x_i - y_j)|^2 / 2, (..., n, m): never positive, 0 on the diagonal if y is None.
 
     The expansion x.y - |x|^2 / 2 - |y|^2 / 2 loses the digits of a small distance between large
     tokens. In float64 it keeps more of them than float32 tokens have, at a fifth of the cost of
@@ -110,12 +114,12 @@ def _exponents(x: Tensor, y: Tensor | None) -> Tensor:
     """
     if x.device.type == "mps":  # has no float64
         pairs = x.unsqueeze(-2) - (x if y is None else y).unsqueeze(-3)
-        return pairs.mul_(TO_BASE_2).square_().sum(-1).mul_(-0.5)
+        return pairs.mul_(scale).square_().sum(-1).mul_(-0.5)
     tokens = _in_float64(x)
     others = tokens if y is None else _in_float64(y)
-    centre = others.mean(-2, keepdim=True) * TO_BASE_2
-    rows = product_rows(tokens, centre, TO_BASE_2)
-    columns = product_columns(others, centre, TO_BASE_2)
+    centre = others.mean(-2, keepdim=True) * scale
+    rows = product_rows(tokens, centre, scale)
+    columns = product_columns(others, centre, scale)
     exponents = (rows @ columns.mT).clamp_(max=0).to(x.dtype)
     if y is None:
         exponents = torch.maximum(exponents, exponents.mT)  # symmetric to the last bit

@@ -20,7 +20,13 @@ _TILE_BYTES = 2**20
 
 
 def nystrom(
-    q: Tensor, k: Tensor | None, v: Tensor, landmarks: Tensor, z: Tensor, scale: float
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor,
+    landmarks: Tensor,
+    z: Tensor,
+    scale: float,
+    landmark_scale: float,
 ) -> Tensor:
     """P_q Z P_k^T V for stacks of matrices.
 
@@ -28,26 +34,32 @@ def nystrom(
         q: (b, n, d) queries.
         k: (b, l, d) keys, or None if they are the queries.
         v: (b, l, e) values.
-        landmarks: (b, m, d), on the kernel's scale.
+        landmarks: (b, m, d).
         z: (b, m, m).
-        scale: Of queries and keys.
+        scale: What queries and keys are multiplied with before they are compared.
+        landmark_scale: What landmarks are multiplied with.
 
     Returns:
         (b, n, e).
     """
     if torch.compiler.is_compiling():
-        return _plain(q, k, v, landmarks, z, scale)
+        return _plain(q, k, v, landmarks, z, scale, landmark_scale)
     tensors = (q, k, v, landmarks, z)
     keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
-    return _Tiled.apply(*tensors, scale, keep)[0]
+    return _Tiled.apply(*tensors, scale, landmark_scale, keep)[0]
 
 
 def _plain(
-    q: Tensor, k: Tensor | None, v: Tensor, landmarks: Tensor, z: Tensor, scale: float
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor,
+    landmarks: Tensor,
+    z: Tensor,
+    scale: float,
+    landmark_scale: float,
 ) -> Tensor:
     with without_autocast(q):
-        centre = _centre(landmarks)
-        columns = product_columns(landmarks, centre, TO_BASE_2)
+        centre, columns = _landmark_side(landmarks, landmark_scale)
 
         def kernel(tokens: Tensor) -> Tensor:
             rows = product_rows(tokens, centre, scale * TO_BASE_2)
@@ -58,9 +70,15 @@ def _plain(
         return p_q.mT @ (z @ (p_k @ v))
 
 
-def _centre(landmarks: Tensor) -> Tensor:
-    """The origin of the product form: any gives the same kernel, this one costs few digits."""
-    return landmarks.detach().mean(-2, keepdim=True) * TO_BASE_2
+def _landmark_side(landmarks: Tensor, landmark_scale: float) -> tuple[Tensor, Tensor]:
+    """The product form's origin, (b, 1, d), and its columns, (b, m, d + 2).
+
+    Any origin gives the same kernel; the landmarks' mean costs few digits.
+    """
+    scale = landmark_scale * TO_BASE_2
+    # Divided before they are added: the sum stays finite.
+    centre = (landmarks.detach() * (scale / landmarks.shape[-2])).sum(-2, keepdim=True)
+    return centre, product_columns(landmarks, centre, scale)
 
 
 class _Tiled(torch.autograd.Function):
@@ -79,10 +97,11 @@ class _Tiled(torch.autograd.Function):
         landmarks: Tensor,
         z: Tensor,
         scale: float,
+        landmark_scale: float,
         keep: bool,
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
         with without_autocast(q):
-            stacks, queries, keys = _sides(q, k, landmarks, scale)
+            stacks, queries, keys = _sides(q, k, landmarks, scale, landmark_scale)
             queries.prepare_forward(keep)
             if k is not None:
                 keys.prepare_forward(keep)
@@ -102,7 +121,7 @@ class _Tiled(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        *tensors, ctx.scale, _ = inputs
+        *tensors, ctx.scale, ctx.landmark_scale, _ = inputs
         _, *intermediates = output
         ctx.mark_non_differentiable(*(x for x in intermediates if x is not None))
         ctx.set_materialize_grads(False)
@@ -111,13 +130,14 @@ class _Tiled(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         if grad is None:
-            return (None,) * 7
+            return (None,) * 8
         q, k, v, landmarks, z, p_q, p_k, summary = ctx.saved_tensors
         if torch.is_grad_enabled() or p_q is None:
-            return *_differentiable_gradient(grad, q, k, v, landmarks, z, ctx.scale), None, None
+            scales = ctx.scale, ctx.landmark_scale
+            return *_differentiable_gradient(grad, q, k, v, landmarks, z, *scales), *[None] * 3
 
         with without_autocast(q):
-            stacks, queries, keys = _sides(q, k, landmarks, ctx.scale)
+            stacks, queries, keys = _sides(q, k, landmarks, ctx.scale, ctx.landmark_scale)
             queries.prepare_backward(p_q)
             if k is not None:
                 keys.prepare_backward(p_k)
@@ -141,34 +161,41 @@ class _Tiled(torch.autograd.Function):
 
         grad_landmarks = queries.landmark_gradient()
         if k is None:
-            return queries.grad_tokens, None, grad_v, grad_landmarks, grad_z, None, None
+            return queries.grad_tokens, None, grad_v, grad_landmarks, grad_z, *[None] * 3
         grad_landmarks += keys.landmark_gradient()
-        return queries.grad_tokens, keys.grad_tokens, grad_v, grad_landmarks, grad_z, None, None
+        return queries.grad_tokens, keys.grad_tokens, grad_v, grad_landmarks, grad_z, *[None] * 3
 
     @staticmethod
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], *args: Any
     ) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:
-        *tensors, scale, _ = args
+        *tensors, scale, landmark_scale, _ = args
         stacked = (
             None if x is None else mapped_axis_first(x, axis, info.batch_size).flatten(0, 1)
             for x, axis in zip(tensors, in_dims)
         )
         # A mapped backward pass goes through `_plain` and needs no intermediates.
-        out, *_ = _Tiled.apply(*stacked, scale, False)
+        out, *_ = _Tiled.apply(*stacked, scale, landmark_scale, False)
         return (out.unflatten(0, (info.batch_size, -1)), None, None, None), (0, None, None, None)
 
 
 def _differentiable_gradient(
-    grad: Tensor, q: Tensor, k: Tensor | None, v: Tensor, landmarks: Tensor, z: Tensor, scale: float
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor,
+    landmarks: Tensor,
+    z: Tensor,
+    scale: float,
+    landmark_scale: float,
 ) -> tuple[Tensor | None, ...]:
     """The backward pass once more, such that it can be differentiated, mapped and so on."""
 
     def tied(q: Tensor, v: Tensor, landmarks: Tensor, z: Tensor) -> Tensor:
-        return _plain(q, None, v, landmarks, z, scale)
+        return _plain(q, None, v, landmarks, z, scale, landmark_scale)
 
     def untied(q: Tensor, k: Tensor, v: Tensor, landmarks: Tensor, z: Tensor) -> Tensor:
-        return _plain(q, k, v, landmarks, z, scale)
+        return _plain(q, k, v, landmarks, z, scale, landmark_scale)
 
     if k is not None:
         pull_back = torch.func.vjp(untied, q, k, v, landmarks, z)[1]
@@ -200,7 +227,7 @@ class _Tile(NamedTuple):
 
 
 def _sides(
-    q: Tensor, k: Tensor | None, landmarks: Tensor, scale: float
+    q: Tensor, k: Tensor | None, landmarks: Tensor, scale: float, landmark_scale: float
 ) -> tuple[list[_Stack], "_Side", "_Side"]:
     """The stack in parts, and queries and keys, which are the same object if k is None."""
     b, m = landmarks.shape[:2]
@@ -210,10 +237,9 @@ def _sides(
         most = max(64, _TILE_BYTES * torch.get_num_threads() // (m * q.element_size()))
     # A tile is contiguous in memory: whole matrices, or a part of a single one.
     stacks = [_Stack(*span) for span in _spans(b, max(1, most // longest))]
-    centre = _centre(landmarks)
-    columns = product_columns(landmarks, centre, TO_BASE_2)
-    queries = _Side(q, columns, centre, scale, stacks[0].size, most)
-    keys = queries if k is None else _Side(k, columns, centre, scale, stacks[0].size, most)
+    landmark_side = (*_landmark_side(landmarks, landmark_scale), landmark_scale)
+    queries = _Side(q, scale, *landmark_side, stacks[0].size, most)
+    keys = queries if k is None else _Side(k, scale, *landmark_side, stacks[0].size, most)
     return stacks, queries, keys
 
 
@@ -229,9 +255,17 @@ class _Side:
     values: Tensor  # (stack, m * tokens), tile after tile, each of them (m, tokens)
 
     def __init__(
-        self, tokens: Tensor, columns: Tensor, centre: Tensor, scale: float, group: int, most: int
+        self,
+        tokens: Tensor,
+        scale: float,
+        centre: Tensor,
+        columns: Tensor,
+        landmark_scale: float,
+        group: int,
+        most: int,
     ) -> None:
-        self.tokens, self.columns, self.minus_centre, self.scale = tokens, columns, -centre, scale
+        self.tokens, self.scale = tokens, scale
+        self.minus_centre, self.columns, self.landmark_scale = -centre, columns, landmark_scale
         self.group, self.spans = group, _spans(tokens.shape[1], most)
 
     def tiles(self, stack: _Stack) -> list[_Tile]:
@@ -289,4 +323,6 @@ class _Side:
         stack.of(self.total_y).add_(weights.sum(2, keepdim=True))
 
     def landmark_gradient(self) -> Tensor:
-        return self.grad_y.addcmul_(self.total_y, self.y, value=-1) / TO_BASE_2
+        return self.grad_y.addcmul_(self.total_y, self.y, value=-1) * (
+            self.landmark_scale / TO_BASE_2
+        )

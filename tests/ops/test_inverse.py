@@ -1,0 +1,160 @@
+"""The inverse: every method against the eigenvalues it should have, and its gradient."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from softmaxfree import pinv
+from softmaxfree.ops import reference
+from softmaxfree.ops.inverse import INVERSES, kernel_inverse, rescaled_steps
+
+from ..helpers import kernel_matrices, relative_error
+
+ITERATIVE = ["newton", "paper", "damped", "backtrack"]
+
+
+def step_size(a: Tensor, method: str) -> Tensor:
+    """alpha of each method, as published, for each matrix."""
+    norm = a.sum(-1).amax(-1)[..., None, None]
+    if method != "backtrack":
+        return {"newton": 1.8, "paper": 2.0, "damped": 1.8}[method] / norm**2
+    alphas = []
+    for matrix in a:
+        alpha = 2 / matrix.sum(-1).max() ** 2
+        for _ in range(10):
+            rest = torch.eye(a.shape[-1], dtype=a.dtype) - alpha * matrix @ matrix
+            if rest.abs().sum(-1).max() <= 1.01:
+                break
+            alpha = alpha / 2
+        alphas.append(alpha)
+    return torch.stack(alphas)[:, None, None]
+
+
+@pytest.mark.parametrize("method", ITERATIVE)
+@pytest.mark.parametrize("iters", [1, 5, 20])
+@pytest.mark.parametrize("spread", [2.0, 0.5, 0.05], ids=["well", "medium", "ill"])
+def test_iterations_have_the_predicted_eigenvalues(method: str, iters: int, spread: float) -> None:
+    """(1 - (1 - alpha s^2)^(2^k)) / s, also where they have not converged."""
+    a = kernel_matrices(12, spread)
+    alpha = step_size(a, method)
+    iterated = a + (0.01 * torch.eye(12, dtype=a.dtype) if method == "damped" else 0)
+    expected = reference.newton(iterated, alpha, iters)
+    assert relative_error(pinv(a, method, iters), expected) < 1e-6
+
+
+@pytest.mark.parametrize("method", INVERSES)
+def test_all_methods_agree_on_well_conditioned_matrices(method: str) -> None:
+    a = kernel_matrices(10, 3.0)
+    ridge = 0.01
+    error = relative_error(pinv(a, method, iters=40, ridge=ridge), reference.pinv(a, ridge))
+    assert error < 1e-10
+
+
+@pytest.mark.parametrize("m", [1, 2, 49])
+@pytest.mark.parametrize("method", INVERSES)
+def test_a_constant_image_has_a_finite_inverse(method: str, m: int) -> None:
+    """All tokens equal: A is all ones, of rank 1, and |A|_1 is its eigenvalue."""
+    z = pinv(torch.ones(2, m, m), method)
+    assert z.isfinite().all()
+    if method == "paper":
+        # On the edge of convergence: one step from alpha = 2 / |A|_1^2 gives 0, and 0 stays,
+        # up to rounding; 1 / m^2 is right.
+        assert z.abs().max() < 0.5 / m**2
+    elif method in ("newton", "exact"):
+        assert torch.allclose(z, torch.full_like(z, 1 / m**2), rtol=1e-3, atol=1e-6)
+
+
+def test_the_papers_start_loses_the_identity() -> None:
+    """Algorithm 2 to the letter gives 0 for A = I; `newton` starts where it converges."""
+    identity = torch.eye(16, dtype=torch.float64)
+    assert pinv(identity, "paper").abs().max() == 0
+    assert torch.allclose(pinv(identity, "newton"), identity, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("m", "tolerance"), [(49, 1e-4), (256, 2e-3), pytest.param(1024, 2e-3, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("spread", [1.0, 0.1, 0.01], ids=["usual", "close", "nearly-constant"])
+def test_cholesky_and_rescaled_agree_in_float32(m: int, tolerance: float, spread: float) -> None:
+    """So a model gives the same answer on a CPU and on an accelerator."""
+    a = kernel_matrices(m, spread, count=2, width=32, dtype=torch.float32)
+    steps = rescaled_steps(m, 0.01, torch.finfo(a.dtype).eps)
+    rescaled = INVERSES["rescaled"](a, steps, 0.01)
+    assert steps < 15
+    assert relative_error(rescaled, pinv(a, "cholesky", ridge=0.01)) < tolerance
+    assert torch.equal(kernel_inverse(a, "auto", 20, 0.01), pinv(a))
+
+
+@pytest.mark.parametrize("method", INVERSES)
+def test_gradients_are_those_of_the_inverse(method: str) -> None:
+    a = kernel_matrices(5, 2.0, count=2)
+
+    def inverse(x: Tensor) -> Tensor:
+        return pinv((x + x.mT) / 2, method, iters=40, ridge=0.01)
+
+    a.requires_grad_()
+    assert torch.autograd.gradcheck(inverse, (a,))
+    assert torch.autograd.gradgradcheck(inverse, (a,))
+
+
+@pytest.mark.parametrize("method", INVERSES)
+def test_the_backward_pass_is_the_closed_form(method: str) -> None:
+    """-Y^T G Y^T of what was computed, converged or not."""
+    a = kernel_matrices(9, 0.1).requires_grad_()
+    z = pinv(a, method, iters=3)
+    g = torch.randn_like(z)
+    (gradient,) = torch.autograd.grad(z, a, g)
+    assert torch.allclose(gradient, -z.mT @ g @ z.mT, rtol=1e-10)
+
+
+@pytest.mark.parametrize("method", INVERSES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["f32", "f64"])
+def test_a_matrix_is_treated_alone(method: str, dtype: torch.dtype) -> None:
+    m = 16
+    mates = torch.stack([torch.ones(m, m), torch.eye(m), 1e-3 * torch.eye(m) + 1]).to(dtype)
+    a = torch.cat([kernel_matrices(m, 1.0, dtype=dtype), mates])
+    alone = torch.stack([pinv(matrix, method) for matrix in a])
+    assert relative_error(pinv(a, method)[:3], alone[:3]) < (
+        1e-5 if dtype == torch.float32 else 1e-12
+    )
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    m=st.integers(1, 24),
+    spread=st.floats(0.0, 3.0),
+    method=st.sampled_from(sorted(INVERSES)),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+)
+def test_finite_and_in_the_callers_type(
+    m: int, spread: float, method: str, dtype: torch.dtype
+) -> None:
+    a = kernel_matrices(m, spread, count=2, dtype=dtype)
+    z = pinv(a, method)
+    assert z.dtype == dtype
+    # In float16 an inverse may be out of range; in the others nothing is.
+    assert z.isfinite().all() or (dtype == torch.float16 and z.abs().max() == math.inf)
+
+
+def test_bad_input_is_named() -> None:
+    a = kernel_matrices(4, 1.0)
+    with pytest.raises(
+        ValueError, match=r"square matrices \(\.\.\., m, m\), got shape \(3, 4, 3\)"
+    ):
+        pinv(a[..., :3])
+    with pytest.raises(ValueError, match="unknown method 'svd'; choose one of auto, rescaled"):
+        pinv(a, "svd")
+    with pytest.raises(ValueError, match="iters must be at least 1, got 0"):
+        pinv(a, iters=0)
+    with pytest.raises(ValueError, match="ridge must be a finite number, 0 or more, got -1"):
+        pinv(a, ridge=-1)
+    with pytest.raises(ValueError, match="'rescaled' needs a ridge above 0"):
+        pinv(a, "rescaled", ridge=0)
+    with pytest.raises(ValueError, match="floating-point type"):
+        pinv(a.long())
+    with pytest.raises(ValueError, match="a is empty"):
+        pinv(a[:0])
