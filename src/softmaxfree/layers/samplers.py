@@ -12,6 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from ..ops.precision import compute_dtype
+
 Size = tuple[int, ...]
 """(N,) for a sequence, (H, W) for an image."""
 
@@ -121,22 +123,38 @@ class RandomSampler(Sampler):
     step, fixed in evaluation."""
 
     def forward(self, q: Tensor, size: Size, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        n = q.shape[-2]
-        order = torch.rand(n, device=q.device) if self.training else _hashed(n, q.device)
-        return pick(q, order, self._count(size), mask)
+        return pick(
+            q, self.order(size, q.device), self.count(size), self.kept_count(size, mask), mask
+        )
 
-    def _count(self, size: Size) -> int:
+    def order(self, size: Size, device: torch.device) -> Tensor:
+        """(N,), the smallest first."""
+        if self.training:
+            return torch.rand(math.prod(size), device=device)
+        return _hashed(size, device)
+
+    def count(self, size: Size) -> int:
         if self.tokens is not None:
             return min(self.tokens, math.prod(size))
         return math.prod(self.grid(size))
+
+    def kept_count(self, size: Size, mask: Tensor | None) -> Tensor | None:
+        """`count` of the lines that hold a token to keep, (B, 1)."""
+        if mask is None or self.tokens is not None:
+            return None
+        kept = mask.unflatten(-1, size)
+        lines = [kept] if len(size) == 1 else [kept.any(2), kept.any(1)]
+        windows = [
+            -(-line.sum(-1, keepdim=True)).div(self.ratio, rounding_mode="floor") for line in lines
+        ]
+        return torch.stack(windows).prod(0)
 
 
 class BiasedSampler(RandomSampler):
     """The first tokens, the paper's worst case."""
 
-    def forward(self, q: Tensor, size: Size, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        order = torch.arange(q.shape[-2], device=q.device).float()
-        return pick(q, order, self._count(size), mask)
+    def order(self, size: Size, device: torch.device) -> Tensor:
+        return torch.arange(math.prod(size), device=device).float()
 
 
 SAMPLERS: dict[str, Callable[..., Sampler]] = {
@@ -209,13 +227,13 @@ def pool(x: Tensor, size: Size, bins: Size, mask: Tensor | None) -> tuple[Tensor
     if mask is None:
         if size == bins:
             return x, None
-        x = x.unflatten(-2, size)
+        wide = x.to(compute_dtype(x)).unflatten(-2, size)
         for dim, (side, count) in enumerate(zip(size, bins), start=-1 - len(size)):
             kept = torch.ones(1, side, dtype=torch.bool, device=x.device)
-            weights = bin_weights(kept, count).squeeze(0).to(x.dtype)
+            weights = bin_weights(kept, count).squeeze(0).to(wide.dtype)
             weights = weights / weights.sum(-1, keepdim=True)
-            x = (weights @ x.transpose(dim, -2)).transpose(dim, -2)
-        return x.flatten(2, -2), None
+            wide = (weights @ wide.transpose(dim, -2)).transpose(dim, -2)
+        return wide.flatten(2, -2).to(x.dtype), None
 
     kept = mask.unflatten(-1, size)
     weights = bin_weights(kept if len(size) == 1 else kept.any(2), bins[0])
@@ -225,9 +243,9 @@ def pool(x: Tensor, size: Size, bins: Size, mask: Tensor | None) -> tuple[Tensor
         weights = torch.einsum("bgh,bkw->bgkhw", weights, columns).flatten(3).flatten(1, 2)
     weights = weights * mask.unsqueeze(1)
     total = weights.sum(-1, keepdim=True)
-    weights = (weights / total.clamp(min=1)).to(x.dtype)
-    x = x.masked_fill(~mask[:, None, :, None], 0)
-    return weights.unsqueeze(1) @ x, total.squeeze(-1) > 0
+    wide = x.to(compute_dtype(x)).masked_fill(~mask[:, None, :, None], 0)
+    weights = weights.to(wide.dtype) / total.clamp(min=1)
+    return (weights.unsqueeze(1) @ wide).to(x.dtype), total.squeeze(-1) > 0
 
 
 def bin_weights(kept: Tensor, bins: int) -> Tensor:
@@ -246,20 +264,30 @@ def bin_weights(kept: Tensor, bins: int) -> Tensor:
     return inside.to(torch.float32)
 
 
-def pick(q: Tensor, order: Tensor, count: int, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """The `count` tokens of q (B, heads, N, d) that come first in `order` (N,), kept ones first."""
+def pick(
+    q: Tensor, order: Tensor, count: int, kept_count: Tensor | None, mask: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """The `count` tokens of q (B, heads, N, d) that come first in `order` (N,).
+
+    With a mask (B, N), those to keep come first, and of a sample only `kept_count` (B, 1) count.
+    """
     if mask is None:
         chosen = order.topk(count, largest=False).indices
         return q.index_select(-2, chosen), None
     order = order.expand_as(mask).masked_fill(~mask, math.inf)
     chosen = order.topk(count, dim=-1, largest=False).indices
     index = chosen[:, None, :, None].expand(-1, q.shape[1], -1, q.shape[-1])
-    return q.gather(-2, index), mask.gather(-1, chosen)
+    kept = mask.gather(-1, chosen)
+    if kept_count is not None:
+        kept = kept & (torch.arange(count, device=q.device) < kept_count)
+    return q.gather(-2, index), kept
 
 
-def _hashed(n: int, device: torch.device) -> Tensor:
-    """A fixed random order of n places; the first ones do not depend on n."""
-    x = torch.arange(n, device=device, dtype=torch.int64)
+def _hashed(size: Size, device: torch.device) -> Tensor:
+    """A fixed random order of a grid's places, which does not change where the grid grows."""
+    place = torch.zeros(1, dtype=torch.int64, device=device)
+    for side in size:
+        place = (place.unsqueeze(-1) << 20) + torch.arange(side, device=device)
     for multiplier in (0x85EBCA6B, 0xC2B2AE35):
-        x = ((x ^ (x >> 16)) + 0x9E3779B9) * multiplier & 0xFFFFFFFF
-    return (x >> 8).float()  # 24 bits, exact
+        place = ((place ^ (place >> 16)) + 0x9E3779B9) * multiplier & 0xFFFFFFFF
+    return (place.flatten() >> 8).float()  # 24 bits, exact

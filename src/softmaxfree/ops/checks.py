@@ -68,19 +68,25 @@ def broadcast_leading(**tensors: Tensor) -> torch.Size:
 
 def check_mask(name: str, mask: Tensor, leading: torch.Size, tokens: int) -> None:
     """A key mask: boolean, True = keep, broadcastable to (*leading, tokens)."""
-    expected = f"(..., {tokens}) broadcastable to {(*leading, tokens)}"
     if mask.dtype != torch.bool:
         raise ValueError(f"{name} must be boolean with True = keep, got {mask.dtype}")
-    if mask.ndim == 0 or mask.shape[-1] != tokens or mask.ndim > len(leading) + 1:
-        hint = ""
-        if mask.ndim >= 2 and mask.shape[-2:] == (tokens, tokens):
-            hint = (
-                "; a mask over pairs, a causal one among them, cannot be kept: every output "
-                "passes through bottleneck tokens that have seen the whole sequence"
-            )
-        raise ValueError(f"{name} must be {expected}, got {shape(mask)}{hint}")
-    if any(got not in (1, want) for got, want in zip(mask.shape[-2::-1], leading[::-1])):
-        raise ValueError(f"{name} must be {expected}, got {shape(mask)}")
+    expected = (*leading, tokens)
+    fits = (
+        0 < mask.ndim <= len(expected)
+        and mask.shape[-1] == tokens
+        and all(got in (1, want) for got, want in zip(mask.shape[::-1], expected[::-1]))
+    )
+    if fits:
+        return
+    hint = ""
+    if mask.ndim >= 2 and mask.shape[-2:] == (tokens, tokens):
+        hint = (
+            "; a mask over pairs, a causal one among them, cannot be kept: every output passes "
+            "through bottleneck tokens that have seen the whole sequence"
+        )
+    raise ValueError(
+        f"{name} must be (..., {tokens}) broadcastable to {expected}, got {shape(mask)}{hint}"
+    )
 
 
 def shape(tensor: Tensor) -> tuple[int, ...]:
