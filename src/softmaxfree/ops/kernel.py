@@ -120,11 +120,11 @@ def _exponents(x: Tensor, y: Tensor | None, scale: float) -> Tensor:
     centre = others.mean(-2, keepdim=True) * scale
     rows = product_rows(tokens, centre, scale)
     columns = product_columns(others, centre, scale)
-    exponents = (rows @ columns.mT).clamp_(max=0).to(x.dtype)
+    exponents = (rows @ columns.mT).to(x.dtype)
     if y is None:
         exponents = torch.maximum(exponents, exponents.mT)  # symmetric to the last bit
         exponents.diagonal(dim1=-2, dim2=-1).zero_()
-    return exponents
+    return exponents.clamp_(max=0)
 
 
 def _in_float64(tokens: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 from .batching import keep_signature, mapped_axis_first
 from .kernel import TO_BASE_2, product_columns, product_rows, token_bound
 from .precision import without_autocast
+from .scratch import scratch
 
 _TILE_BYTES = 2**20
 """Kernel values of one tile, for each thread."""
@@ -152,9 +153,9 @@ class _Tiled(torch.autograd.Function):
                 for tile in keys.tiles(stack):
                     torch.bmm(keys.at(tile).mT, grad_part, out=tile.of(grad_v))
                     if k is not None:
-                        keys.pull_back(grad_part @ tile.of(v).mT, tile)
+                        keys.pull_back(keys.product(grad_part, tile.of(v)), tile)
                 for tile in queries.tiles(stack):
-                    grad_p = mixed @ tile.of(grad).mT
+                    grad_p = queries.product(mixed, tile.of(grad))
                     if k is None:  # the kernel stands on both sides of Z
                         grad_p.baddbmm_(grad_part, tile.of(v).mT)
                     queries.pull_back(grad_p, tile)
@@ -275,14 +276,18 @@ class _Side:
         """Room for all of the kernel, or for one part of the stack at a time."""
         (b, m), (n, d) = self.columns.shape[:2], self.tokens.shape[1:]
         self.keep = keep
-        self.values = self.tokens.new_empty(b if keep else self.group, m * n)
-        self.rows = self.tokens.new_ones(self.group, self.spans[0][1], d + 2)
+        if keep:
+            self.values = self.tokens.new_empty(b, m * n)
+        else:
+            # Queries may use the keys' memory: by then those are summed up.
+            self.values = scratch("kernel", self.tokens, self.group, m * n)
+        self.rows = scratch("rows", self.tokens, self.group, self.spans[0][1], d + 2)
 
     def prepare_backward(self, values: Tensor) -> None:
         d = self.tokens.shape[-1]
         self.keep, self.values = True, values
         self.grad_tokens = torch.empty_like(self.tokens)
-        self.x = self.tokens.new_empty(self.group, self.spans[0][1], d)
+        self.x = scratch("rows", self.tokens, self.group, self.spans[0][1], d)
         self.y = self.columns[..., :d].contiguous()
         self.grad_y, self.total_y = torch.zeros_like(self.y), self.y.new_zeros(*self.y.shape[:2], 1)
 
@@ -299,6 +304,7 @@ class _Side:
         x, norms = rows.narrow(2, 0, d), rows.select(2, d + 1)
         torch.linalg.vector_norm(self._measure(tile, out=x), dim=-1, out=norms)
         norms.square_()
+        rows.select(2, d).fill_(1)
         values = self.at(tile)
         torch.bmm(tile.stack.of(self.columns), rows.mT, out=values)
         return values.clamp_(max=0).exp2_()
@@ -308,6 +314,11 @@ class _Side:
         bound, scale = token_bound(out), self.scale * TO_BASE_2
         torch.add(tile.stack.of(self.minus_centre), tile.of(self.tokens), alpha=scale, out=out)
         return out.clamp_(-bound, bound)
+
+    def product(self, left: Tensor, right: Tensor) -> Tensor:
+        """(stack, m, e), (stack, tokens, e) -> (stack, m, tokens), overwritten by the next one."""
+        out = scratch("product", left, *left.shape[:2], right.shape[1])
+        return torch.bmm(left, right.mT, out=out)
 
     def pull_back(self, grad_values: Tensor, tile: _Tile) -> None:
         """Takes the gradient of the values, (stack, m, tokens), to tokens and landmarks.

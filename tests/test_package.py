@@ -1,0 +1,57 @@
+"""The package as a whole: what it exports, what it imports, what depends on what."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import softmaxfree
+
+SOURCE = Path(softmaxfree.__file__).parent
+ORDER = ["ops", "layers", "bench", "cli"]
+"""Each may import from those before it, and from itself."""
+
+
+def test_public_names_are_pinned() -> None:
+    assert softmaxfree.__all__ == [
+        "SoftmaxFreeAttention",
+        "gaussian_attention",
+        "gaussian_kernel",
+        "pinv",
+        "softmax_free_attention",
+    ]
+    for name in softmaxfree.__all__:
+        assert getattr(softmaxfree, name).__doc__
+
+
+def imported_parts(path: Path) -> set[str]:
+    """The parts of the package that a file imports from."""
+    place = path.relative_to(SOURCE).with_suffix("").parts
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            target = [*place[: len(place) - node.level], *(node.module or "").split(".")]
+            found.add(target[0])
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("softmaxfree."):
+            found.add(node.module.split(".")[1])
+    return found - {""}
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: p.stem)
+def test_no_arrow_points_back(path: Path) -> None:
+    part = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    if part == "__init__":
+        return
+    assert part in ORDER, f"{part} has no place in the order {ORDER}"
+    later = set(ORDER[ORDER.index(part) + 1 :])
+    assert not imported_parts(path) & later
+
+
+def test_the_import_is_light() -> None:
+    """No plotting, no command line, no data: torch, timm and what they bring."""
+    script = "import sys, softmaxfree; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    heavy = {"matplotlib", "jsonargparse", "lightning", "pandas", "scipy"}
+    assert not heavy & set(done.stdout.split())
