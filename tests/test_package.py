@@ -52,6 +52,8 @@ def test_no_arrow_points_back(path: Path) -> None:
 def test_the_import_is_light() -> None:
     """No plotting, no command line, no data: torch, timm and what they bring."""
     script = "import sys, softmaxfree; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     heavy = {"matplotlib", "jsonargparse", "lightning", "pandas", "scipy"}
     assert not heavy & set(done.stdout.split())

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from jsonargparse import auto_cli
 
@@ -34,7 +34,7 @@ def bench_attention(
     run(preset, threads, out, memory)
 
 
-COMMANDS = {
+COMMANDS: dict[str, Any] = {
     "bench": {"_help": "Measure speed and memory.", "attention": bench_attention},
 }
 

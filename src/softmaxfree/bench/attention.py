@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ def _measure(case: Case, plan: Preset, memory: bool) -> list[dict[str, Any]]:
         q, v, landmarks = case.tensors(gradients=False)
         forward = time_interleaved(
             {"product": product}
-            | {name: lambda f=f: f(q, v, landmarks) for name, f in running.items()},
+            | {name: partial(f, q, v, landmarks) for name, f in running.items()},
             plan.repeats,
         )
     both = {}
@@ -131,7 +132,7 @@ def _measure(case: Case, plan: Preset, memory: bool) -> list[dict[str, Any]]:
             torch.autograd.grad(attention(*leaves), leaves, cotangent, allow_unused=True)
 
         both = time_interleaved(
-            {name: lambda f=f: train(f) for name, f in running.items()}, plan.repeats
+            {name: partial(train, f) for name, f in running.items()}, plan.repeats
         )
 
     rate = operations / forward["product"].best
@@ -206,7 +207,7 @@ def report(content: dict[str, Any], markdown: bool = False) -> str:
             # The backward pass has six products to the forward pass's three.
             bare += f", {row['training_s'] / (3 * row['products_s']):.2f}"
         lines.append([*line, bare if row["contestant"] == "softpp" else ""])
-    text = table(header, lines, markdown)
+    text = table(header, lines, 2, markdown)
     growth = [
         f"{CONTESTANTS[name].title}: "
         + ", ".join(f"{_QUANTITIES[key]} n^{p:.2f}" for key, p in quantities.items())

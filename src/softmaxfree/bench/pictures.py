@@ -66,7 +66,7 @@ def _lines(content: dict[str, Any]) -> Any:
         ax.set_xticks(sizes, [f"{n:,}" for n in sizes], rotation=45)
         ax.minorticks_off()
         ax.grid(alpha=0.3)
-        ax.legend(frameon=False)
+        ax.legend(loc="best", edgecolor="none")
     return figure
 
 
@@ -89,6 +89,6 @@ def _bars(content: dict[str, Any]) -> Any:
         ax.set_xticks(range(len(cases)), [f"{b} x {h} heads\nn = {n:,}" for b, h, n in cases])
         ax.set(yscale="log", title=title)
         ax.grid(axis="y", alpha=0.3)
-    axes[0].set_ylabel("time / its matrix products at GEMM rate")
-    axes[0].legend(frameon=False)
+    axes[0].set_ylabel("time, in units of SOFT++'s matrix products")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return figure

@@ -61,8 +61,8 @@ def hardware() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in ("softmaxfree", "torch", "timm"):
+    found = {"python": platform.python_version(), "torch": torch.__version__}
+    for package in ("softmaxfree", "timm"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:
@@ -93,20 +93,20 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     write_atomically(path, json.dumps(content, indent=1) + "\n")
 
 
-def table(header: list[str], rows: list[list[str]], markdown: bool = False) -> str:
-    """Columns aligned for a terminal, or as Markdown; numbers to the right."""
+def table(header: list[str], rows: list[list[str]], texts: int = 1, markdown: bool = False) -> str:
+    """Columns aligned for a terminal, or as Markdown: first texts, to the left, then numbers."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
 
     def line(cells: list[str]) -> str:
         padded = [
-            cell.ljust(width) if i == 0 else cell.rjust(width)
+            cell.ljust(width) if i < texts else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(cells, widths))
         ]
         return "| " + " | ".join(padded) + " |" if markdown else "  ".join(padded).rstrip()
 
     if markdown:
         rule = [
-            ":" + "-" * (w - 1) if i == 0 else "-" * (w - 1) + ":" for i, w in enumerate(widths)
+            ":" + "-" * (w - 1) if i < texts else "-" * (w - 1) + ":" for i, w in enumerate(widths)
         ]
     else:
         rule = ["-" * width for width in widths]

@@ -125,7 +125,11 @@ def auto(a: Tensor, iters: int, ridge: float) -> Tensor:
 
 
 def _on_cpu(a: Tensor) -> bool:
-    return a.device.type == "cpu" and not torch.compiler.is_exporting()
+    return a.device.type == "cpu" and not _exporting()
+
+
+# torch 2.6 cannot tell an exported graph from a compiled one.
+_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 
 
 def cholesky(a: Tensor, iters: int, ridge: float) -> Tensor:

@@ -68,7 +68,11 @@ class _Kernel(torch.autograd.Function):
     @keep_signature
     def forward(x: Tensor, y: Tensor | None, scale: float) -> Tensor:
         with without_autocast(x):
-            return _exponents(x, y, scale * TO_BASE_2).exp2_()
+            kernel = _exponents(x, y, scale * TO_BASE_2).exp2_()
+            if y is None:
+                kernel = torch.maximum(kernel, kernel.mT)  # symmetric to the last bit
+                kernel.diagonal(dim1=-2, dim2=-1).fill_(1)
+            return kernel
 
     @staticmethod
     def setup_context(
@@ -106,7 +110,7 @@ class _Kernel(torch.autograd.Function):
 
 
 def _exponents(x: Tensor, y: Tensor | None, scale: float) -> Tensor:
-    """-|scale (x_i - y_j)|^2 / 2, (..., n, m): never positive, 0 on the diagonal if y is None.
+    """-|scale (x_i - y_j)|^2 / 2, (..., n, m), never positive.
 
     The expansion x.y - |x|^2 / 2 - |y|^2 / 2 loses the digits of a small distance between large
     tokens. In float64 it keeps more of them than float32 tokens have, at a fifth of the cost of
@@ -120,11 +124,7 @@ def _exponents(x: Tensor, y: Tensor | None, scale: float) -> Tensor:
     centre = others.mean(-2, keepdim=True) * scale
     rows = product_rows(tokens, centre, scale)
     columns = product_columns(others, centre, scale)
-    exponents = (rows @ columns.mT).to(x.dtype)
-    if y is None:
-        exponents = torch.maximum(exponents, exponents.mT)  # symmetric to the last bit
-        exponents.diagonal(dim1=-2, dim2=-1).zero_()
-    return exponents.clamp_(max=0)
+    return (rows @ columns.mT).to(x.dtype).clamp_(max=0)
 
 
 def _in_float64(tokens: Tensor) -> Tensor:

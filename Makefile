@@ -1,0 +1,32 @@
+# The whole set-up is two commands: `make demo` and `make test`.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help setup demo test lint clean
+
+help: ## what there is
+	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 10
+
+setup: $(VENV)/.installed ## build .venv with the tested versions
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "softmaxfree needs Python 3.11 or later; call make with PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: setup ## time and memory of softmax attention and SOFT++, as a table and a picture
+	$(BIN)/softmaxfree bench attention --preset demo --out demo
+
+test: setup ## all tests, on all cores
+	$(BIN)/python -m pytest -q -n auto --dist worksteal
+
+lint: setup ## linter, formatter, type checker
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean: ## remove what the other commands made
+	rm -rf $(VENV) demo .pytest_cache .ruff_cache .mypy_cache .hypothesis
