@@ -218,9 +218,9 @@ def report(content: dict[str, Any], markdown: bool = False) -> str:
 
 _QUANTITIES = {
     "forward_s": "time",
-    "training_s": "time forward and backward",
+    "training_s": "f+b time",
     "forward_bytes": "memory",
-    "training_bytes": "memory forward and backward",
+    "training_bytes": "f+b memory",
 }
 
 

@@ -119,12 +119,11 @@ def _exponents(x: Tensor, y: Tensor | None, scale: float) -> Tensor:
     if x.device.type == "mps":  # has no float64
         pairs = x.unsqueeze(-2) - (x if y is None else y).unsqueeze(-3)
         return pairs.mul_(scale).square_().sum(-1).mul_(-0.5)
-    tokens = _in_float64(x)
-    others = tokens if y is None else _in_float64(y)
+    others = _in_float64(x if y is None else y)
     centre = others.mean(-2, keepdim=True) * scale
-    rows = product_rows(tokens, centre, scale)
-    columns = product_columns(others, centre, scale)
-    return (rows @ columns.mT).to(x.dtype).clamp_(max=0)
+    right = _measured(others, centre, scale)
+    left = right if y is None else _measured(_in_float64(x), centre, scale)
+    return (_rows(*left) @ _columns(*right).mT).to(x.dtype).clamp_(max=0)
 
 
 def _in_float64(tokens: Tensor) -> Tensor:
@@ -134,21 +133,27 @@ def _in_float64(tokens: Tensor) -> Tensor:
 
 def product_rows(tokens: Tensor, centre: Tensor, scale: float) -> Tensor:
     """[x, 1, |x|^2] for x = scale * tokens - centre: (..., n, d) -> (..., n, d + 2)."""
-    x = _measured_from(centre, tokens, scale)
-    norm = x.square().sum(-1, keepdim=True)
-    return torch.cat([x, torch.ones_like(norm), norm], -1)
+    return _rows(*_measured(tokens, centre, scale))
 
 
 def product_columns(landmarks: Tensor, centre: Tensor, scale: float) -> Tensor:
     """[y, -|y|^2 / 2, -1 / 2] for y = scale * landmarks - centre: (..., m, d + 2)."""
-    y = _measured_from(centre, landmarks, scale)
-    norm = y.square().sum(-1, keepdim=True)
+    return _columns(*_measured(landmarks, centre, scale))
+
+
+def _rows(x: Tensor, norm: Tensor) -> Tensor:
+    return torch.cat([x, torch.ones_like(norm), norm], -1)
+
+
+def _columns(y: Tensor, norm: Tensor) -> Tensor:
     return torch.cat([y, norm * -0.5, torch.full_like(norm, -0.5)], -1)
 
 
-def _measured_from(centre: Tensor, tokens: Tensor, scale: float) -> Tensor:
+def _measured(tokens: Tensor, centre: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Tokens, scaled and measured from the centre, and their squared norms (..., n, 1)."""
     bound = token_bound(tokens)
-    return torch.add(-centre, tokens, alpha=scale).clamp(-bound, bound)
+    x = torch.add(-centre, tokens, alpha=scale).clamp(-bound, bound)
+    return x, x.square().sum(-1, keepdim=True)
 
 
 def token_bound(tokens: Tensor) -> float:

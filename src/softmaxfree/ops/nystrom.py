@@ -16,7 +16,7 @@ from .kernel import TO_BASE_2, product_columns, product_rows, token_bound
 from .precision import without_autocast
 from .scratch import scratch
 
-_TILE_BYTES = 2**20
+_TILE_BYTES = 2**21
 """Kernel values of one tile, for each thread."""
 
 
@@ -289,6 +289,7 @@ class _Side:
         self.grad_tokens = torch.empty_like(self.tokens)
         self.x = scratch("rows", self.tokens, self.group, self.spans[0][1], d)
         self.y = self.columns[..., :d].contiguous()
+        self.scaled_y = self.y * (self.scale / TO_BASE_2)
         self.grad_y, self.total_y = torch.zeros_like(self.y), self.y.new_zeros(*self.y.shape[:2], 1)
 
     def at(self, tile: _Tile) -> Tensor:
@@ -328,8 +329,8 @@ class _Side:
         stack = tile.stack
         weights = grad_values.mul_(self.at(tile))
         x = self._measure(tile, self.x.narrow(0, 0, stack.size).narrow(1, 0, tile.size))
-        grad_x = torch.bmm(weights.mT, stack.of(self.y), out=tile.of(self.grad_tokens))
-        grad_x.addcmul_(weights.sum(1).unsqueeze(-1), x, value=-1).mul_(self.scale / TO_BASE_2)
+        grad_x = torch.bmm(weights.mT, stack.of(self.scaled_y), out=tile.of(self.grad_tokens))
+        grad_x.addcmul_(weights.sum(1).unsqueeze(-1), x, value=-self.scale / TO_BASE_2)
         stack.of(self.grad_y).baddbmm_(weights, x)
         stack.of(self.total_y).add_(weights.sum(2, keepdim=True))
 

@@ -10,7 +10,7 @@ import threading
 import torch
 from torch import Tensor
 
-_LARGEST = 4 * 2**20
+_LARGEST = 8 * 2**20
 """Bytes that are kept for one purpose, in one type, by one thread."""
 
 
