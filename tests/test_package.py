@@ -1,6 +1,7 @@
 """The package as a whole: what it exports, what it imports, what depends on what."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,16 @@ def test_public_names_are_pinned() -> None:
     ]
     for name in softmaxfree.__all__:
         assert getattr(softmaxfree, name).__doc__
+
+
+def test_the_readmes_examples_run() -> None:
+    readme = Path(__file__).parents[1] / "README.md"
+    blocks = re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        names: dict[str, object] = {}
+        exec(block, names)
+        assert names["out"].shape == names["v"].shape
 
 
 def imported_parts(path: Path) -> set[str]:
