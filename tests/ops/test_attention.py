@@ -1,10 +1,13 @@
 """Attention through bottleneck tokens, and exact attention, against the references."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from softmaxfree import gaussian_attention, softmax_free_attention
 from softmaxfree.ops import nystrom, reference
@@ -59,6 +62,60 @@ def test_gradients_match_the_references(
         torch.autograd.grad(expected, leaves, cotangent),
     ):
         assert relative_error(ours, theirs) < 1e-9
+
+
+def gradient(q: Tensor, v: Tensor, landmarks: Tensor) -> Tensor:
+    q = q.detach().requires_grad_()
+    softmax_free_attention(q, q, v, landmarks).square().sum().backward()
+    return q.grad
+
+
+def test_the_number_of_threads_may_change_before_the_backward_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It decides on the tiles, in which the kernel's values are kept."""
+    monkeypatch.setattr(nystrom, "_TILE_BYTES", 2**16)
+    q, _, v, landmarks = inputs(300, m=100)
+    expected = gradient(q, v, landmarks)
+    threads = torch.get_num_threads()
+    q.requires_grad_()
+    loss = softmax_free_attention(q, q, v, landmarks).square().sum()
+    try:
+        torch.set_num_threads(threads + 3)
+        loss.backward()
+    finally:
+        torch.set_num_threads(threads)
+    assert relative_error(q.grad, expected) < 1e-12
+
+
+def test_threads_share_no_memory() -> None:
+    cases = [
+        (tokens(1, 1, 400, 16, seed=i), tokens(1, 1, 400, 16, seed=50 + i), tokens(1, 1, 40, 16))
+        for i in range(16)
+    ]
+    expected = [gradient(*case) for case in cases]
+    with ThreadPoolExecutor(4) as pool:
+        for got, alone in zip(pool.map(lambda case: gradient(*case), cases * 4), expected * 4):
+            assert relative_error(got, alone) < 1e-12
+
+
+def test_training_follows_inference_mode() -> None:
+    q, _, v, landmarks = inputs(64)
+    with torch.inference_mode():
+        out = softmax_free_attention(q, q, v, landmarks)
+    assert relative_error(out, reference.softmax_free_attention(q, q, v, landmarks)) < 1e-12
+    assert gradient(q, v, landmarks).isfinite().all()
+
+
+def test_shapes_without_data() -> None:
+    """On the meta device, and for fake tensors, which leave no trace in later results."""
+    q, _, v, landmarks = inputs(64)
+    out = softmax_free_attention(*(x.to("meta") for x in (q, q, v, landmarks)))
+    assert out.shape == v.shape
+    with FakeTensorMode() as mode:
+        fake_q, fake_v, fake_landmarks = (mode.from_tensor(x) for x in (q, v, landmarks))
+        assert softmax_free_attention(fake_q, fake_q, fake_v, fake_landmarks).shape == v.shape
+    assert softmax_free_attention(q, q, v, landmarks).isfinite().all()
 
 
 @NORMALIZE

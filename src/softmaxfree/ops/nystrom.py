@@ -47,7 +47,14 @@ def nystrom(
         return _plain(q, k, v, landmarks, z, scale, landmark_scale)
     tensors = (q, k, v, landmarks, z)
     keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
-    return _Tiled.apply(*tensors, scale, landmark_scale, keep)[0]
+    return _Tiled.apply(*tensors, scale, landmark_scale, _tile_tokens(q, k, landmarks), keep)[0]
+
+
+def _tile_tokens(q: Tensor, k: Tensor | None, landmarks: Tensor) -> int:
+    """How many tokens, over all matrices of the stack, make a tile."""
+    if q.device.type != "cpu":
+        return q.shape[0] * max(q.shape[1], 0 if k is None else k.shape[1])
+    return max(64, _TILE_BYTES * torch.get_num_threads() // (landmarks.shape[1] * q.element_size()))
 
 
 def _plain(
@@ -99,10 +106,11 @@ class _Tiled(torch.autograd.Function):
         z: Tensor,
         scale: float,
         landmark_scale: float,
+        tile_tokens: int,
         keep: bool,
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
         with without_autocast(q):
-            stacks, queries, keys = _sides(q, k, landmarks, scale, landmark_scale)
+            stacks, queries, keys = _sides(q, k, landmarks, scale, landmark_scale, tile_tokens)
             queries.prepare_forward(keep)
             if k is not None:
                 keys.prepare_forward(keep)
@@ -122,7 +130,7 @@ class _Tiled(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        *tensors, ctx.scale, ctx.landmark_scale, _ = inputs
+        *tensors, ctx.scale, ctx.landmark_scale, ctx.tile_tokens, _ = inputs
         _, *intermediates = output
         ctx.mark_non_differentiable(*(x for x in intermediates if x is not None))
         ctx.set_materialize_grads(False)
@@ -131,14 +139,14 @@ class _Tiled(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         if grad is None:
-            return (None,) * 8
+            return (None,) * 9
         q, k, v, landmarks, z, p_q, p_k, summary = ctx.saved_tensors
+        scales = ctx.scale, ctx.landmark_scale
         if torch.is_grad_enabled() or p_q is None:
-            scales = ctx.scale, ctx.landmark_scale
-            return *_differentiable_gradient(grad, q, k, v, landmarks, z, *scales), *[None] * 3
+            return *_differentiable_gradient(grad, q, k, v, landmarks, z, *scales), *[None] * 4
 
         with without_autocast(q):
-            stacks, queries, keys = _sides(q, k, landmarks, ctx.scale, ctx.landmark_scale)
+            stacks, queries, keys = _sides(q, k, landmarks, *scales, ctx.tile_tokens)
             queries.prepare_backward(p_q)
             if k is not None:
                 keys.prepare_backward(p_k)
@@ -162,21 +170,21 @@ class _Tiled(torch.autograd.Function):
 
         grad_landmarks = queries.landmark_gradient()
         if k is None:
-            return queries.grad_tokens, None, grad_v, grad_landmarks, grad_z, *[None] * 3
+            return queries.grad_tokens, None, grad_v, grad_landmarks, grad_z, *[None] * 4
         grad_landmarks += keys.landmark_gradient()
-        return queries.grad_tokens, keys.grad_tokens, grad_v, grad_landmarks, grad_z, *[None] * 3
+        return queries.grad_tokens, keys.grad_tokens, grad_v, grad_landmarks, grad_z, *[None] * 4
 
     @staticmethod
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], *args: Any
     ) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:
-        *tensors, scale, landmark_scale, _ = args
+        *tensors, scale, landmark_scale, tile_tokens, _ = args
         stacked = (
             None if x is None else mapped_axis_first(x, axis, info.batch_size).flatten(0, 1)
             for x, axis in zip(tensors, in_dims)
         )
         # A mapped backward pass goes through `_plain` and needs no intermediates.
-        out, *_ = _Tiled.apply(*stacked, scale, landmark_scale, False)
+        out, *_ = _Tiled.apply(*stacked, scale, landmark_scale, tile_tokens, False)
         return (out.unflatten(0, (info.batch_size, -1)), None, None, None), (0, None, None, None)
 
 
@@ -228,20 +236,22 @@ class _Tile(NamedTuple):
 
 
 def _sides(
-    q: Tensor, k: Tensor | None, landmarks: Tensor, scale: float, landmark_scale: float
+    q: Tensor,
+    k: Tensor | None,
+    landmarks: Tensor,
+    scale: float,
+    landmark_scale: float,
+    tile_tokens: int,
 ) -> tuple[list[_Stack], "_Side", "_Side"]:
     """The stack in parts, and queries and keys, which are the same object if k is None."""
-    b, m = landmarks.shape[:2]
     longest = q.shape[1] if k is None else max(q.shape[1], k.shape[1])
-    most = b * longest  # tokens in a tile
-    if q.device.type == "cpu":
-        most = max(64, _TILE_BYTES * torch.get_num_threads() // (m * q.element_size()))
     # A tile is contiguous in memory: whole matrices, or a part of a single one.
-    stacks = [_Stack(*span) for span in _spans(b, max(1, most // longest))]
+    stacks = [_Stack(*span) for span in _spans(q.shape[0], max(1, tile_tokens // longest))]
     landmark_side = (*_landmark_side(landmarks, landmark_scale), landmark_scale)
-    queries = _Side(q, scale, *landmark_side, stacks[0].size, most)
-    keys = queries if k is None else _Side(k, scale, *landmark_side, stacks[0].size, most)
-    return stacks, queries, keys
+    queries = _Side(q, scale, *landmark_side, stacks[0].size, tile_tokens)
+    if k is None:
+        return stacks, queries, queries
+    return stacks, queries, _Side(k, scale, *landmark_side, stacks[0].size, tile_tokens)
 
 
 def _spans(length: int, most: int) -> list[tuple[int, int]]:
@@ -263,11 +273,11 @@ class _Side:
         columns: Tensor,
         landmark_scale: float,
         group: int,
-        most: int,
+        tile_tokens: int,
     ) -> None:
         self.tokens, self.scale = tokens, scale
         self.minus_centre, self.columns, self.landmark_scale = -centre, columns, landmark_scale
-        self.group, self.spans = group, _spans(tokens.shape[1], most)
+        self.group, self.spans = group, _spans(tokens.shape[1], tile_tokens)
 
     def tiles(self, stack: _Stack) -> list[_Tile]:
         return [_Tile(stack, *span) for span in self.spans]
