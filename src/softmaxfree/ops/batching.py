@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 Forward = TypeVar("Forward", bound=Callable[..., object])
@@ -16,6 +17,11 @@ def keep_signature(forward: Forward) -> Forward:
     """
     forward.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
     return forward
+
+
+def needs_gradient(*tensors: Tensor | None) -> bool:
+    """Whether a function of these has to be recorded; if not, `Function.apply` can be spared."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 def mapped_axis_first(tensor: Tensor, axis: int | None, size: int) -> Tensor:

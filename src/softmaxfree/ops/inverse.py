@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .batching import keep_signature, mapped_axis_first
+from .batching import keep_signature, mapped_axis_first, needs_gradient
 from .checks import check_floating, shape
 from .precision import compute_dtype, tiny, without_autocast
 
@@ -83,7 +83,7 @@ def kernel_inverse(a: Tensor, method: str, iters: int, ridge: float) -> Tensor:
         iters = rescaled_steps(a.shape[-1], ridge, torch.finfo(a.dtype).eps)
         rounding = torch.finfo(a.dtype).eps * a.shape[-1] ** 2
         if ridge > rounding and _on_cpu(a):
-            return _Inverse.apply(a, _cholesky_of_definite, iters, ridge)
+            return closed_form_gradient(_cholesky_of_definite)(a, iters, ridge)
     return INVERSES[method](a, iters, ridge)
 
 
@@ -92,7 +92,9 @@ def closed_form_gradient(method: Method) -> Method:
 
     @wraps(method)
     def inverse(a: Tensor, iters: int, ridge: float) -> Tensor:
-        return _Inverse.apply(a, method, iters, ridge)
+        if needs_gradient(a):
+            return _Inverse.apply(a, method, iters, ridge)
+        return method(a, iters, ridge)
 
     return inverse
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .batching import keep_signature, mapped_axis_first
+from .batching import keep_signature, mapped_axis_first, needs_gradient
 from .checks import broadcast_leading, check_same_width, check_tokens
 from .precision import compute_dtype, without_autocast
 
@@ -60,7 +60,7 @@ def kernel_matrix(x: Tensor, y: Tensor | None = None, scale: float = 1.0) -> Ten
     if y is not None:
         leading = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
         x, y = x.expand(*leading, -1, -1), y.expand(*leading, -1, -1)
-    return _Kernel.apply(x, y, scale)
+    return (_Kernel.apply if needs_gradient(x, y) else _Kernel.forward)(x, y, scale)
 
 
 class _Kernel(torch.autograd.Function):
@@ -123,7 +123,7 @@ def _exponents(x: Tensor, y: Tensor | None, scale: float) -> Tensor:
     centre = others.mean(-2, keepdim=True) * scale
     right = _measured(others, centre, scale)
     left = right if y is None else _measured(_in_float64(x), centre, scale)
-    return (_rows(*left) @ _columns(*right).mT).to(x.dtype).clamp_(max=0)
+    return (_rows(*left) @ _columns(*right).mT).to(x.dtype).clamp(max=0)
 
 
 def _in_float64(tokens: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .batching import keep_signature, mapped_axis_first
+from .batching import keep_signature, mapped_axis_first, needs_gradient
 from .kernel import TO_BASE_2, product_columns, product_rows, token_bound
 from .precision import without_autocast
 from .scratch import scratch
@@ -46,8 +46,8 @@ def nystrom(
     if torch.compiler.is_compiling():
         return _plain(q, k, v, landmarks, z, scale, landmark_scale)
     tensors = (q, k, v, landmarks, z)
-    keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
-    return _Tiled.apply(*tensors, scale, landmark_scale, _tile_tokens(q, k, landmarks), keep)[0]
+    tile_tokens, keep = _tile_tokens(q, k, landmarks), needs_gradient(*tensors)
+    return _Tiled.apply(*tensors, scale, landmark_scale, tile_tokens, keep)[0]
 
 
 def _tile_tokens(q: Tensor, k: Tensor | None, landmarks: Tensor) -> int:
@@ -221,7 +221,7 @@ class _Stack(NamedTuple):
     size: int
 
     def of(self, tensor: Tensor) -> Tensor:
-        return tensor.narrow(0, self.first, self.size)
+        return _part(tensor, 0, self.first, self.size)
 
 
 class _Tile(NamedTuple):
@@ -232,7 +232,11 @@ class _Tile(NamedTuple):
     size: int
 
     def of(self, tensor: Tensor) -> Tensor:
-        return self.stack.of(tensor).narrow(1, self.first, self.size)
+        return _part(self.stack.of(tensor), 1, self.first, self.size)
+
+
+def _part(tensor: Tensor, dim: int, first: int, size: int) -> Tensor:
+    return tensor if size == tensor.shape[dim] else tensor.narrow(dim, first, size)
 
 
 def _sides(
@@ -305,13 +309,14 @@ class _Side:
     def at(self, tile: _Tile) -> Tensor:
         """The kernel's values, (stack, m, tokens)."""
         stack, m = tile.stack, self.columns.shape[1]
-        values = self.values.narrow(0, stack.first if self.keep else 0, stack.size)
-        return values.narrow(1, m * tile.first, m * tile.size).view(stack.size, m, tile.size)
+        values = _part(self.values, 0, stack.first if self.keep else 0, stack.size)
+        values = _part(values, 1, m * tile.first, m * tile.size)
+        return values.view(stack.size, m, tile.size)
 
     def fill(self, tile: _Tile) -> Tensor:
         """Computes them: `product_rows` and a product, in memory that the next tile uses again."""
         d = self.tokens.shape[-1]
-        rows = self.rows.narrow(0, 0, tile.stack.size).narrow(1, 0, tile.size)
+        rows = _part(_part(self.rows, 0, 0, tile.stack.size), 1, 0, tile.size)
         x, norms = rows.narrow(2, 0, d), rows.select(2, d + 1)
         torch.linalg.vector_norm(self._measure(tile, out=x), dim=-1, out=norms)
         norms.square_()
@@ -338,7 +343,7 @@ class _Side:
         """
         stack = tile.stack
         weights = grad_values.mul_(self.at(tile))
-        x = self._measure(tile, self.x.narrow(0, 0, stack.size).narrow(1, 0, tile.size))
+        x = self._measure(tile, _part(_part(self.x, 0, 0, stack.size), 1, 0, tile.size))
         grad_x = torch.bmm(weights.mT, stack.of(self.scaled_y), out=tile.of(self.grad_tokens))
         grad_x.addcmul_(weights.sum(1).unsqueeze(-1), x, value=-self.scale / TO_BASE_2)
         stack.of(self.grad_y).baddbmm_(weights, x)
