@@ -120,9 +120,9 @@ def _exponents(x: Tensor, y: Tensor | None, scale: float) -> Tensor:
         pairs = x.unsqueeze(-2) - (x if y is None else y).unsqueeze(-3)
         return pairs.mul_(scale).square_().sum(-1).mul_(-0.5)
     others = _in_float64(x if y is None else y)
-    centre = others.mean(-2, keepdim=True) * scale
-    right = _measured(others, centre, scale)
-    left = right if y is None else _measured(_in_float64(x), centre, scale)
+    shift = others.mean(-2, keepdim=True) * -scale
+    right = _measured(others, shift, scale)
+    left = right if y is None else _measured(_in_float64(x), shift, scale)
     return (_rows(*left) @ _columns(*right).mT).to(x.dtype).clamp(max=0)
 
 
@@ -131,14 +131,14 @@ def _in_float64(tokens: Tensor) -> Tensor:
     return tokens.clamp(-1e150, 1e150) if tokens.dtype == torch.float64 else tokens.double()
 
 
-def product_rows(tokens: Tensor, centre: Tensor, scale: float) -> Tensor:
-    """[x, 1, |x|^2] for x = scale * tokens - centre: (..., n, d) -> (..., n, d + 2)."""
-    return _rows(*_measured(tokens, centre, scale))
+def product_rows(tokens: Tensor, shift: Tensor, scale: float) -> Tensor:
+    """[x, 1, |x|^2] for x = scale * tokens + shift: (..., n, d) -> (..., n, d + 2)."""
+    return _rows(*_measured(tokens, shift, scale))
 
 
-def product_columns(landmarks: Tensor, centre: Tensor, scale: float) -> Tensor:
-    """[y, -|y|^2 / 2, -1 / 2] for y = scale * landmarks - centre: (..., m, d + 2)."""
-    return _columns(*_measured(landmarks, centre, scale))
+def product_columns(landmarks: Tensor, shift: Tensor, scale: float) -> Tensor:
+    """[y, -|y|^2 / 2, -1 / 2] for y = scale * landmarks + shift: (..., m, d + 2)."""
+    return _columns(*_measured(landmarks, shift, scale))
 
 
 def _rows(x: Tensor, norm: Tensor) -> Tensor:
@@ -149,10 +149,10 @@ def _columns(y: Tensor, norm: Tensor) -> Tensor:
     return torch.cat([y, norm * -0.5, torch.full_like(norm, -0.5)], -1)
 
 
-def _measured(tokens: Tensor, centre: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Tokens, scaled and measured from the centre, and their squared norms (..., n, 1)."""
+def _measured(tokens: Tensor, shift: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Tokens, scaled and shifted, and their squared norms (..., n, 1)."""
     bound = token_bound(tokens)
-    x = torch.add(-centre, tokens, alpha=scale).clamp(-bound, bound)
+    x = torch.add(shift, tokens, alpha=scale).clamp(-bound, bound)
     return x, x.square().sum(-1, keepdim=True)
 
 

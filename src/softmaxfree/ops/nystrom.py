@@ -67,10 +67,10 @@ def _plain(
     landmark_scale: float,
 ) -> Tensor:
     with without_autocast(q):
-        centre, columns = _landmark_side(landmarks, landmark_scale)
+        shift, columns = _landmark_side(landmarks, landmark_scale)
 
         def kernel(tokens: Tensor) -> Tensor:
-            rows = product_rows(tokens, centre, scale * TO_BASE_2)
+            rows = product_rows(tokens, shift, scale * TO_BASE_2)
             return (columns @ rows.mT).clamp(max=0).exp2()  # (b, m, n)
 
         p_q = kernel(q)
@@ -79,14 +79,14 @@ def _plain(
 
 
 def _landmark_side(landmarks: Tensor, landmark_scale: float) -> tuple[Tensor, Tensor]:
-    """The product form's origin, (b, 1, d), and its columns, (b, m, d + 2).
+    """The product form's shift, (b, 1, d), and its columns, (b, m, d + 2).
 
-    Any origin gives the same kernel; the landmarks' mean costs few digits.
+    Any shift gives the same kernel; the one that takes the landmarks' mean to 0 costs few digits.
     """
     scale = landmark_scale * TO_BASE_2
     # Divided before they are added: the sum stays finite.
-    centre = (landmarks.detach() * (scale / landmarks.shape[-2])).sum(-2, keepdim=True)
-    return centre, product_columns(landmarks, centre, scale)
+    shift = (landmarks.detach() * (-scale / landmarks.shape[-2])).sum(-2, keepdim=True)
+    return shift, product_columns(landmarks, shift, scale)
 
 
 class _Tiled(torch.autograd.Function):
@@ -273,14 +273,14 @@ class _Side:
         self,
         tokens: Tensor,
         scale: float,
-        centre: Tensor,
+        shift: Tensor,
         columns: Tensor,
         landmark_scale: float,
         group: int,
         tile_tokens: int,
     ) -> None:
         self.tokens, self.scale = tokens, scale
-        self.minus_centre, self.columns, self.landmark_scale = -centre, columns, landmark_scale
+        self.shift, self.columns, self.landmark_scale = shift, columns, landmark_scale
         self.group, self.spans = group, _spans(tokens.shape[1], tile_tokens)
 
     def tiles(self, stack: _Stack) -> list[_Tile]:
@@ -326,9 +326,9 @@ class _Side:
         return values.clamp_(max=0).exp2_()
 
     def _measure(self, tile: _Tile, out: Tensor) -> Tensor:
-        """The tokens, scaled and measured from the centre."""
+        """The tokens, scaled and shifted."""
         bound, scale = token_bound(out), self.scale * TO_BASE_2
-        torch.add(tile.stack.of(self.minus_centre), tile.of(self.tokens), alpha=scale, out=out)
+        torch.add(tile.stack.of(self.shift), tile.of(self.tokens), alpha=scale, out=out)
         return out.clamp_(-bound, bound)
 
     def product(self, left: Tensor, right: Tensor) -> Tensor:
