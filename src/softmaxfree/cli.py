@@ -21,7 +21,7 @@ def bench_attention(
 
     Args:
         preset: core: SOFT++, the released formula and softmax at four sizes that models use
-            (3 minutes); demo: softmax and SOFT++ from 784 to 50,176 tokens (1 minute);
+            (4 minutes); demo: softmax and SOFT++ from 784 to 50,176 tokens (1 minute);
             linear: SOFT++ from 3,136 to a million tokens (2 minutes).
         threads: Threads to compute with; the machine's cores if not given. 1 compares best.
         out: Folder for the results.
