@@ -66,7 +66,9 @@ def _lines(content: dict[str, Any]) -> Any:
         ax.set_xticks(sizes, [f"{n:,}" for n in sizes], rotation=45)
         ax.minorticks_off()
         ax.grid(alpha=0.3)
-        ax.legend(loc="best", edgecolor="none")
+        bottom, top = ax.get_ylim()
+        ax.set_ylim(bottom, top * (top / bottom) ** 0.4)  # room for the legend
+        ax.legend(loc="upper left", frameon=False)
     return figure
 
 
