@@ -97,14 +97,17 @@ def test_how_many_landmarks_there_are(name: str, size: Size, number: int | None)
 
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("number", [None, 9])
+@pytest.mark.parametrize("pad", ["replicate", "drop"])
 @pytest.mark.parametrize(
     ("size", "padded"),
     [((7,), (7,)), ((7,), (21,)), ((9, 5), (12, 5)), ((9, 5), (16, 11))],
     ids=str,
 )
-def test_padding_changes_nothing(name: str, number: int | None, size: Size, padded: Size) -> None:
+def test_padding_changes_nothing(
+    name: str, number: int | None, pad: str, size: Size, padded: Size
+) -> None:
     """Grids padded to the right and below, their padding masked, whatever it holds."""
-    sampler = build(name, len(size), tokens=number)
+    sampler = build(name, len(size), tokens=number, pad=pad)
     q = tokens(2, 3, math.prod(size), 6)
     expected, _ = sampler(q, size, None)
     region = tuple(slice(0, side) for side in size)

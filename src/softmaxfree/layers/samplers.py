@@ -19,7 +19,10 @@ Size = tuple[int, ...]
 
 
 class Sampler(nn.Module):
-    """What all samplers are built with.
+    """What all samplers share.
+
+    Called with q (B, heads, N, d), its size and a mask (B, N) or None; returns landmarks
+    (B, heads, m, d) and a mask (B, m), None where all are to be kept.
 
     Args:
         head_dim: d, width of the tokens.
@@ -48,10 +51,6 @@ class Sampler(nn.Module):
             head_dim, ndim, ratio, tokens, pad,
         )  # fmt: skip
 
-    def forward(self, q: Tensor, size: Size, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """q (B, heads, N, d), mask (B, N) -> landmarks (B, heads, m, d), mask (B, m)."""
-        raise NotImplementedError
-
     def grid(self, size: Size) -> Size:
         """How many windows of the ratio there are along each side."""
         if self.pad == "replicate":
@@ -62,6 +61,11 @@ class Sampler(nn.Module):
                 "use pad='replicate' or a smaller ratio"
             )
         return tuple(side // self.ratio for side in size)
+
+    def kept_windows(self, mask: Tensor, size: Size) -> Tensor:
+        """Which windows to keep, (B, m): those that hold a token, or no other with `drop`."""
+        inside = window_mask(mask, size, self.grid(size), self.ratio)
+        return inside.any(-1) if self.pad == "replicate" else inside.all(-1)
 
     def bins(self, grid: Size) -> Size:
         """How many landmarks `tokens` asks for along each side: no more than there is to pool."""
@@ -96,7 +100,7 @@ class ConvSampler(Sampler):
         weight = self.weight.flatten(2).permute(2, 1, 0).flatten(0, 1)
         landmarks = windows.flatten(-2) @ weight.to(windows.dtype)
         if mask is not None:
-            mask = window_mask(mask, size, grid, self.ratio).any(-1)
+            mask = self.kept_windows(mask, size)
         if self.tokens is None:
             return landmarks, mask
         return pool(landmarks, grid, self.bins(grid), mask)
@@ -115,7 +119,7 @@ class AvgSampler(Sampler):
         windows = split_windows(q, size, grid, self.ratio, replicate=False)
         counts = window_mask(present, size, grid, self.ratio).sum(-1)
         landmarks = windows.sum(-2) / counts.clamp(min=1)[:, None, :, None].to(q.dtype)
-        return landmarks, None if mask is None else counts > 0
+        return landmarks, None if mask is None else self.kept_windows(mask, size)
 
 
 class RandomSampler(Sampler):
@@ -144,10 +148,10 @@ class RandomSampler(Sampler):
             return None
         kept = mask.unflatten(-1, size)
         lines = [kept] if len(size) == 1 else [kept.any(2), kept.any(1)]
-        windows = [
-            -(-line.sum(-1, keepdim=True)).div(self.ratio, rounding_mode="floor") for line in lines
-        ]
-        return torch.stack(windows).prod(0)
+        lengths = torch.stack([line.sum(-1, keepdim=True) for line in lines])
+        if self.pad == "replicate":
+            lengths = lengths + self.ratio - 1
+        return (lengths // self.ratio).prod(0)
 
 
 class BiasedSampler(RandomSampler):
