@@ -20,8 +20,25 @@ def keep_signature(forward: Forward) -> Forward:
 
 
 def needs_gradient(*tensors: Tensor | None) -> bool:
-    """Whether a function of these has to be recorded; if not, `Function.apply` can be spared."""
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+def needs_apply(*tensors: Tensor | None) -> bool:
+    """Whether a function of these has to be recorded, or transformed by `torch.func`.
+
+    If not, its forward can be called as it is; `Function.apply` takes longer than several small
+    tensor operations.
+    """
+    return needs_gradient(*tensors) or any(x is not None and _wrapped(x) for x in tensors)
+
+
+def _wrapped(tensor: Tensor) -> bool:
+    """Tensors inside transforms of `torch.func` stand for others and have no storage."""
+    try:
+        tensor.untyped_storage()
+    except NotImplementedError:
+        return True
+    return False
 
 
 def mapped_axis_first(tensor: Tensor, axis: int | None, size: int) -> Tensor:

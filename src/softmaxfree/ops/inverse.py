@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .batching import keep_signature, mapped_axis_first, needs_gradient
+from .batching import keep_signature, mapped_axis_first, needs_apply
 from .checks import check_floating, shape
 from .precision import compute_dtype, tiny, without_autocast
 
@@ -92,7 +92,7 @@ def closed_form_gradient(method: Method) -> Method:
 
     @wraps(method)
     def inverse(a: Tensor, iters: int, ridge: float) -> Tensor:
-        if needs_gradient(a):
+        if needs_apply(a):
             return _Inverse.apply(a, method, iters, ridge)
         return method(a, iters, ridge)
 

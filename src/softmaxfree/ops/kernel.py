@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .batching import keep_signature, mapped_axis_first, needs_gradient
+from .batching import keep_signature, mapped_axis_first, needs_apply
 from .checks import broadcast_leading, check_same_width, check_tokens
 from .precision import compute_dtype, without_autocast
 
@@ -60,7 +60,7 @@ def kernel_matrix(x: Tensor, y: Tensor | None = None, scale: float = 1.0) -> Ten
     if y is not None:
         leading = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
         x, y = x.expand(*leading, -1, -1), y.expand(*leading, -1, -1)
-    return (_Kernel.apply if needs_gradient(x, y) else _Kernel.forward)(x, y, scale)
+    return (_Kernel.apply if needs_apply(x, y) else _Kernel.forward)(x, y, scale)
 
 
 class _Kernel(torch.autograd.Function):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .batching import keep_signature, mapped_axis_first, needs_gradient
+from .batching import keep_signature, mapped_axis_first, needs_apply, needs_gradient
 from .kernel import TO_BASE_2, product_columns, product_rows, token_bound
 from .precision import without_autocast
 from .scratch import scratch
@@ -46,8 +46,9 @@ def nystrom(
     if torch.compiler.is_compiling():
         return _plain(q, k, v, landmarks, z, scale, landmark_scale)
     tensors = (q, k, v, landmarks, z)
+    tiled = _Tiled.apply if needs_apply(*tensors) else _Tiled.forward
     tile_tokens, keep = _tile_tokens(q, k, landmarks), needs_gradient(*tensors)
-    return _Tiled.apply(*tensors, scale, landmark_scale, tile_tokens, keep)[0]
+    return tiled(*tensors, scale, landmark_scale, tile_tokens, keep)[0]
 
 
 def _tile_tokens(q: Tensor, k: Tensor | None, landmarks: Tensor) -> int:
