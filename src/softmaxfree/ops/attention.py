@@ -12,7 +12,7 @@ from .checks import (
 )
 from .inverse import check_inverse, kernel_inverse
 from .kernel import kernel_matrix, token_scale
-from .nystrom import nystrom
+from .nystrom import Scales, nystrom
 from .precision import compute_dtype, tiny, without_autocast
 
 
@@ -145,8 +145,7 @@ def landmark_attention(
         stack(values),
         stack(landmarks),
         stack(middle),
-        token_scale(q.shape[-1]),
-        landmark_scale,
+        Scales(token_scale(q.shape[-1]), landmark_scale),
     )
     return out.reshape(*leading, *out.shape[-2:]).to(v.dtype)
 

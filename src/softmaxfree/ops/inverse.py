@@ -83,7 +83,7 @@ def kernel_inverse(a: Tensor, method: str, iters: int, ridge: float) -> Tensor:
         iters = rescaled_steps(a.shape[-1], ridge, torch.finfo(a.dtype).eps)
         rounding = torch.finfo(a.dtype).eps * a.shape[-1] ** 2
         if ridge > rounding and _on_cpu(a):
-            return closed_form_gradient(_cholesky_of_definite)(a, iters, ridge)
+            return _inverse_of_definite(a, iters, ridge)
     return INVERSES[method](a, iters, ridge)
 
 
@@ -167,7 +167,7 @@ def rescaled(a: Tensor, iters: int, ridge: float) -> Tensor:
 
 def rescaled_steps(m: int, ridge: float, eps: float) -> int:
     """Rescaled steps after which every eigenvalue of an m x m kernel matrix is inverted."""
-    low, steps = ridge / (m + ridge), 0
+    low, steps = max(ridge / (m + ridge), eps**2), 0
     while 1 - low > eps:
         low, steps = 4 * low / (1 + low) ** 2, steps + 1
     return steps
@@ -234,6 +234,8 @@ def _add_ridge(a: Tensor, ridge: float | Tensor) -> Tensor:
     a.diagonal(dim1=-2, dim2=-1).add_(ridge)
     return a
 
+
+_inverse_of_definite = closed_form_gradient(_cholesky_of_definite)
 
 INVERSES: dict[str, Method] = {
     method.__name__: closed_form_gradient(method)

@@ -20,14 +20,18 @@ _TILE_BYTES = 2**21
 """Kernel values of one tile, for each thread."""
 
 
+class Scales(NamedTuple):
+    tokens: float
+    landmarks: float
+
+
 def nystrom(
     q: Tensor,
     k: Tensor | None,
     v: Tensor,
     landmarks: Tensor,
     z: Tensor,
-    scale: float,
-    landmark_scale: float,
+    scales: Scales,
 ) -> Tensor:
     """P_q Z P_k^T V for stacks of matrices.
 
@@ -37,18 +41,17 @@ def nystrom(
         v: (b, l, e) values.
         landmarks: (b, m, d).
         z: (b, m, m).
-        scale: What queries and keys are multiplied with before they are compared.
-        landmark_scale: What landmarks are multiplied with.
+        scales: What tokens and landmarks are multiplied with before they are compared.
 
     Returns:
         (b, n, e).
     """
     if torch.compiler.is_compiling():
-        return _plain(q, k, v, landmarks, z, scale, landmark_scale)
+        return _plain(q, k, v, landmarks, z, scales)
     tensors = (q, k, v, landmarks, z)
     tiled = _Tiled.apply if needs_apply(*tensors) else _Tiled.forward
     tile_tokens, keep = _tile_tokens(q, k, landmarks), needs_gradient(*tensors)
-    return tiled(*tensors, scale, landmark_scale, tile_tokens, keep)[0]
+    return tiled(*tensors, scales, tile_tokens, keep)[0]
 
 
 def _tile_tokens(q: Tensor, k: Tensor | None, landmarks: Tensor) -> int:
@@ -64,14 +67,13 @@ def _plain(
     v: Tensor,
     landmarks: Tensor,
     z: Tensor,
-    scale: float,
-    landmark_scale: float,
+    scales: Scales,
 ) -> Tensor:
     with without_autocast(q):
-        shift, columns = _landmark_side(landmarks, landmark_scale)
+        shift, columns = _landmark_side(landmarks, scales)
 
         def kernel(tokens: Tensor) -> Tensor:
-            rows = product_rows(tokens, shift, scale * TO_BASE_2)
+            rows = product_rows(tokens, shift, scales.tokens * TO_BASE_2)
             return (columns @ rows.mT).clamp(max=0).exp2()  # (b, m, n)
 
         p_q = kernel(q)
@@ -79,12 +81,12 @@ def _plain(
         return p_q.mT @ (z @ (p_k @ v))
 
 
-def _landmark_side(landmarks: Tensor, landmark_scale: float) -> tuple[Tensor, Tensor]:
+def _landmark_side(landmarks: Tensor, scales: Scales) -> tuple[Tensor, Tensor]:
     """The product form's shift, (b, 1, d), and its columns, (b, m, d + 2).
 
     Any shift gives the same kernel; the one that takes the landmarks' mean to 0 costs few digits.
     """
-    scale = landmark_scale * TO_BASE_2
+    scale = scales.landmarks * TO_BASE_2
     # Divided before they are added: the sum stays finite.
     shift = (landmarks.detach() * (-scale / landmarks.shape[-2])).sum(-2, keepdim=True)
     return shift, product_columns(landmarks, shift, scale)
@@ -105,13 +107,12 @@ class _Tiled(torch.autograd.Function):
         v: Tensor,
         landmarks: Tensor,
         z: Tensor,
-        scale: float,
-        landmark_scale: float,
+        scales: Scales,
         tile_tokens: int,
         keep: bool,
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
         with without_autocast(q):
-            stacks, queries, keys = _sides(q, k, landmarks, scale, landmark_scale, tile_tokens)
+            stacks, queries, keys = _sides(q, k, landmarks, scales, tile_tokens)
             queries.prepare_forward(keep)
             if k is not None:
                 keys.prepare_forward(keep)
@@ -131,7 +132,7 @@ class _Tiled(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        *tensors, ctx.scale, ctx.landmark_scale, ctx.tile_tokens, _ = inputs
+        *tensors, ctx.scales, ctx.tile_tokens, _ = inputs
         _, *intermediates = output
         ctx.mark_non_differentiable(*(x for x in intermediates if x is not None))
         ctx.set_materialize_grads(False)
@@ -140,14 +141,14 @@ class _Tiled(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         if grad is None:
-            return (None,) * 9
+            return (None,) * 8
         q, k, v, landmarks, z, p_q, p_k, summary = ctx.saved_tensors
-        scales = ctx.scale, ctx.landmark_scale
+        scales = ctx.scales
         if torch.is_grad_enabled() or p_q is None:
-            return *_differentiable_gradient(grad, q, k, v, landmarks, z, *scales), *[None] * 4
+            return *_differentiable_gradient(grad, q, k, v, landmarks, z, scales), *[None] * 3
 
         with without_autocast(q):
-            stacks, queries, keys = _sides(q, k, landmarks, *scales, ctx.tile_tokens)
+            stacks, queries, keys = _sides(q, k, landmarks, scales, ctx.tile_tokens)
             queries.prepare_backward(p_q)
             if k is not None:
                 keys.prepare_backward(p_k)
@@ -171,21 +172,21 @@ class _Tiled(torch.autograd.Function):
 
         grad_landmarks = queries.landmark_gradient()
         if k is None:
-            return queries.grad_tokens, None, grad_v, grad_landmarks, grad_z, *[None] * 4
+            return queries.grad_tokens, None, grad_v, grad_landmarks, grad_z, *[None] * 3
         grad_landmarks += keys.landmark_gradient()
-        return queries.grad_tokens, keys.grad_tokens, grad_v, grad_landmarks, grad_z, *[None] * 4
+        return queries.grad_tokens, keys.grad_tokens, grad_v, grad_landmarks, grad_z, *[None] * 3
 
     @staticmethod
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], *args: Any
     ) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:
-        *tensors, scale, landmark_scale, tile_tokens, _ = args
+        *tensors, scales, tile_tokens, _ = args
         stacked = (
             None if x is None else mapped_axis_first(x, axis, info.batch_size).flatten(0, 1)
             for x, axis in zip(tensors, in_dims)
         )
         # A mapped backward pass goes through `_plain` and needs no intermediates.
-        out, *_ = _Tiled.apply(*stacked, scale, landmark_scale, tile_tokens, False)
+        out, *_ = _Tiled.apply(*stacked, scales, tile_tokens, False)
         return (out.unflatten(0, (info.batch_size, -1)), None, None, None), (0, None, None, None)
 
 
@@ -196,16 +197,15 @@ def _differentiable_gradient(
     v: Tensor,
     landmarks: Tensor,
     z: Tensor,
-    scale: float,
-    landmark_scale: float,
+    scales: Scales,
 ) -> tuple[Tensor | None, ...]:
     """The backward pass once more, such that it can be differentiated, mapped and so on."""
 
     def tied(q: Tensor, v: Tensor, landmarks: Tensor, z: Tensor) -> Tensor:
-        return _plain(q, None, v, landmarks, z, scale, landmark_scale)
+        return _plain(q, None, v, landmarks, z, scales)
 
     def untied(q: Tensor, k: Tensor, v: Tensor, landmarks: Tensor, z: Tensor) -> Tensor:
-        return _plain(q, k, v, landmarks, z, scale, landmark_scale)
+        return _plain(q, k, v, landmarks, z, scales)
 
     if k is not None:
         pull_back = torch.func.vjp(untied, q, k, v, landmarks, z)[1]
@@ -244,19 +244,16 @@ def _sides(
     q: Tensor,
     k: Tensor | None,
     landmarks: Tensor,
-    scale: float,
-    landmark_scale: float,
+    scales: Scales,
     tile_tokens: int,
 ) -> tuple[list[_Stack], "_Side", "_Side"]:
     """The stack in parts, and queries and keys, which are the same object if k is None."""
     longest = q.shape[1] if k is None else max(q.shape[1], k.shape[1])
     # A tile is contiguous in memory: whole matrices, or a part of a single one.
     stacks = [_Stack(*span) for span in _spans(q.shape[0], max(1, tile_tokens // longest))]
-    landmark_side = (*_landmark_side(landmarks, landmark_scale), landmark_scale)
-    queries = _Side(q, scale, *landmark_side, stacks[0].size, tile_tokens)
-    if k is None:
-        return stacks, queries, queries
-    return stacks, queries, _Side(k, scale, *landmark_side, stacks[0].size, tile_tokens)
+    common = (*_landmark_side(landmarks, scales), scales, stacks[0].size, tile_tokens)
+    queries = _Side(q, *common)
+    return stacks, queries, queries if k is None else _Side(k, *common)
 
 
 def _spans(length: int, most: int) -> list[tuple[int, int]]:
@@ -273,15 +270,13 @@ class _Side:
     def __init__(
         self,
         tokens: Tensor,
-        scale: float,
         shift: Tensor,
         columns: Tensor,
-        landmark_scale: float,
+        scales: Scales,
         group: int,
         tile_tokens: int,
     ) -> None:
-        self.tokens, self.scale = tokens, scale
-        self.shift, self.columns, self.landmark_scale = shift, columns, landmark_scale
+        self.tokens, self.shift, self.columns, self.scales = tokens, shift, columns, scales
         self.group, self.spans = group, _spans(tokens.shape[1], tile_tokens)
 
     def tiles(self, stack: _Stack) -> list[_Tile]:
@@ -304,7 +299,7 @@ class _Side:
         self.grad_tokens = torch.empty_like(self.tokens)
         self.x = scratch("rows", self.tokens, self.group, self.spans[0][1], d)
         self.y = self.columns[..., :d].contiguous()
-        self.scaled_y = self.y * (self.scale / TO_BASE_2)
+        self.scaled_y = self.y * (self.scales.tokens / TO_BASE_2)
         self.grad_y, self.total_y = torch.zeros_like(self.y), self.y.new_zeros(*self.y.shape[:2], 1)
 
     def at(self, tile: _Tile) -> Tensor:
@@ -328,7 +323,7 @@ class _Side:
 
     def _measure(self, tile: _Tile, out: Tensor) -> Tensor:
         """The tokens, scaled and shifted."""
-        bound, scale = token_bound(out), self.scale * TO_BASE_2
+        bound, scale = token_bound(out), self.scales.tokens * TO_BASE_2
         torch.add(tile.stack.of(self.shift), tile.of(self.tokens), alpha=scale, out=out)
         return out.clamp_(-bound, bound)
 
@@ -346,11 +341,11 @@ class _Side:
         weights = grad_values.mul_(self.at(tile))
         x = self._measure(tile, _part(_part(self.x, 0, 0, stack.size), 1, 0, tile.size))
         grad_x = torch.bmm(weights.mT, stack.of(self.scaled_y), out=tile.of(self.grad_tokens))
-        grad_x.addcmul_(weights.sum(1).unsqueeze(-1), x, value=-self.scale / TO_BASE_2)
+        grad_x.addcmul_(weights.sum(1).unsqueeze(-1), x, value=-self.scales.tokens / TO_BASE_2)
         stack.of(self.grad_y).baddbmm_(weights, x)
         stack.of(self.total_y).add_(weights.sum(2, keepdim=True))
 
     def landmark_gradient(self) -> Tensor:
         return self.grad_y.addcmul_(self.total_y, self.y, value=-1) * (
-            self.landmark_scale / TO_BASE_2
+            self.scales.landmarks / TO_BASE_2
         )
