@@ -140,6 +140,23 @@ def test_finite_and_in_the_callers_type(
     assert z.isfinite().all() or (dtype == torch.float16 and z.abs().max() == math.inf)
 
 
+@pytest.mark.parametrize("method", INVERSES)
+def test_compiles_without_breaks_and_maps(method: str) -> None:
+    """In one graph with its gradient, and under `vmap` of `grad`."""
+    a = kernel_matrices(6, 2.0)
+
+    def loss(a: Tensor) -> Tensor:
+        return pinv(a, method).square().sum()
+
+    (expected,) = torch.autograd.grad(loss(a.requires_grad_()), a)
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    (got,) = torch.autograd.grad(compiled(a), a)
+    assert relative_error(got, expected) < 1e-10
+    assert relative_error(torch.func.vmap(torch.func.grad(loss))(a.detach()), expected) < 1e-10
+    mapped = torch.func.vmap(lambda a: pinv(a, method))(a.detach())
+    assert relative_error(mapped, pinv(a, method)) < 1e-12
+
+
 def test_bad_input_is_named() -> None:
     a = kernel_matrices(4, 1.0)
     with pytest.raises(

@@ -4,6 +4,8 @@ Written as the paper writes them, one line an equation: every pair of tokens is 
 matrix is formed, the inverse comes from the eigenvalues. Use float64.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -41,7 +43,7 @@ def newton(a: Tensor, alpha: Tensor, iters: int) -> Tensor:
     return spectral(a, lambda s: (1 - (1 - alpha.squeeze(-1) * s**2) ** (2.0**iters)) / s)
 
 
-def spectral(a: Tensor, function) -> Tensor:  # type: ignore[no-untyped-def]
+def spectral(a: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
     """f(A) of symmetric matrices; f(0) = 0 for eigenvalues that rounding cannot tell from 0."""
     s, u = torch.linalg.eigh(a)
     zero = s.abs() <= 1e-13 * s.abs().amax(-1, keepdim=True)
