@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from .samplers import Size
 
 
-class PostNormBlock(nn.Module):
-    """The block of the released models: each residual sum is normalised after it is taken.
+class Block(nn.Module):
+    """What the two kinds of block share.
 
     Args:
         attention: Called as `attention(x, size, mask=mask)`.
@@ -15,6 +15,7 @@ class PostNormBlock(nn.Module):
         mlp_ratio: Width of the hidden layer, in units of `dim`.
         act_layer: Its activation.
         drop_path: Rate of stochastic depth.
+        eps: Added to the variance in the normalisations.
     """
 
     def __init__(
@@ -24,15 +25,29 @@ class PostNormBlock(nn.Module):
         mlp_ratio: float = 4.0,
         act_layer: type[nn.Module] = nn.GELU,
         drop_path: float = 0.0,
+        eps: float = 1e-5,
     ) -> None:
         super().__init__()
         self.attention = attention
-        self.norm1 = nn.LayerNorm(dim)
+        self.norm1 = nn.LayerNorm(dim, eps)
         self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer=act_layer)
-        self.norm2 = nn.LayerNorm(dim)
+        self.norm2 = nn.LayerNorm(dim, eps)
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
+
+
+class PostNormBlock(Block):
+    """The block of the pyramid's first stages: each residual sum is normalised once taken."""
 
     def forward(self, x: Tensor, size: Size | None = None, mask: Tensor | None = None) -> Tensor:
         """(B, N, dim) -> (B, N, dim)."""
         x = self.norm1(x + self.drop_path(self.attention(x, size, mask=mask)))
         return self.norm2(x + self.drop_path(self.mlp(x)))
+
+
+class PreNormBlock(Block):
+    """The block of vision transformers: the input of each branch is normalised."""
+
+    def forward(self, x: Tensor, size: Size | None = None, mask: Tensor | None = None) -> Tensor:
+        """(B, N, dim) -> (B, N, dim)."""
+        x = x + self.drop_path(self.attention(self.norm1(x), size, mask=mask))
+        return x + self.drop_path(self.mlp(self.norm2(x)))

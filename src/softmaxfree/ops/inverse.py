@@ -15,6 +15,7 @@ from torch import Tensor
 from .batching import keep_signature, mapped_axis_first, needs_apply
 from .checks import check_floating, shape
 from .precision import compute_dtype, tiny, without_autocast
+from .tracing import is_exporting
 
 Method = Callable[[Tensor, int, float], Tensor]
 """(A of shape (..., m, m), iterations, ridge) -> inverse of shape (..., m, m)."""
@@ -127,11 +128,7 @@ def auto(a: Tensor, iters: int, ridge: float) -> Tensor:
 
 
 def _on_cpu(a: Tensor) -> bool:
-    return a.device.type == "cpu" and not _exporting()
-
-
-# torch 2.6 cannot tell an exported graph from a compiled one.
-_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
+    return a.device.type == "cpu" and not is_exporting()
 
 
 def cholesky(a: Tensor, iters: int, ridge: float) -> Tensor:

@@ -1,0 +1,184 @@
+"""What every multi-head attention here shares: projections, checks, the value convolution."""
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..ops.checks import check_mask, check_tokens, shape
+from .samplers import Size
+
+
+class MultiHeadAttention(nn.Module, ABC):
+    """Projections to heads and back; what happens between them is a subclass's `attend`.
+
+    Args:
+        dim: Width of the tokens.
+        num_heads: Heads; must divide `dim`.
+        ndim: 2 for images, whose `size` the forward pass then needs; 1 for sequences.
+        tie_qk: Queries and keys share one projection.
+        value_conv: Size (odd) of a depthwise convolution of the values that is added to the
+            result, one kernel a head; None for none.
+        prefix_tokens: How many tokens come before the grid, such as a class token. They take no
+            part in the value convolution.
+        qkv_bias: Biases in the projections of queries, keys and values.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        ndim: int = 2,
+        tie_qk: bool = True,
+        value_conv: int | None = None,
+        prefix_tokens: int = 0,
+        qkv_bias: bool = True,
+    ) -> None:
+        super().__init__()
+        if dim < 1 or num_heads < 1 or dim % num_heads:
+            raise ValueError(f"num_heads must divide dim, got dim={dim}, num_heads={num_heads}")
+        if value_conv is not None and (value_conv < 1 or value_conv % 2 == 0):
+            raise ValueError(f"value_conv must be an odd size or None, got {value_conv}")
+        if prefix_tokens < 0:
+            raise ValueError(f"prefix_tokens must be 0 or more, got {prefix_tokens}")
+        self.dim, self.num_heads, self.head_dim = dim, num_heads, dim // num_heads
+        self.ndim, self.tie_qk, self.prefix_tokens = ndim, tie_qk, prefix_tokens
+        self.q = nn.Linear(dim, dim, bias=qkv_bias)
+        self.k = None if tie_qk else nn.Linear(dim, dim, bias=qkv_bias)
+        self.v = nn.Linear(dim, dim, bias=qkv_bias)
+        self.value_conv = None if value_conv is None else ValueConv(num_heads, value_conv, ndim)
+        self.proj = nn.Linear(dim, dim)
+
+    @abstractmethod
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, size: Size, context_size: Size, mask: Tensor | None
+    ) -> Tensor:
+        """The attention itself.
+
+        Args:
+            q: (B, heads, N, d) queries, on a grid of `size` after the prefix.
+            k: (B, heads, L, d) keys; q itself for tied self-attention.
+            v: (B, heads, L, d) values.
+            size, context_size: The grids of queries and of keys.
+            mask: (B, L), True for the keys to keep, or None for all.
+
+        Returns:
+            (B, heads, N, d).
+        """
+
+    def forward(
+        self,
+        x: Tensor,
+        size: Size | None = None,
+        context: Tensor | None = None,
+        context_size: Size | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """Attends from x to x, or to the context.
+
+        Args:
+            x: (B, N, dim) tokens: `prefix_tokens` of them, then the grid's, row by row.
+            size: (H, W) of the grid if the layer is for images, nothing or (N,) if it is for
+                sequences.
+            context: (B, L, dim) tokens that give keys and values; x itself if None.
+            context_size: The context's grid.
+            mask: (B, N), or (B, L) with a context: True for the keys to keep. What is dropped
+                changes nothing, whatever it holds.
+
+        Returns:
+            (B, N, dim).
+        """
+        size = self._check(x, size, "x", "size")
+        if context is None:
+            source, source_size = x, size
+            if context_size is not None:
+                raise ValueError("context_size is given without a context; pass both or neither")
+        else:
+            source, source_size = context, self._check_context(x, context, context_size)
+        if mask is not None:
+            check_mask("mask", mask, source.shape[:1], source.shape[1])
+            mask = mask.expand(source.shape[:2])
+
+        q = self._heads(self.q(x))
+        if self.k is not None:
+            k = self._heads(self.k(source))
+        else:
+            k = q if context is None else self._heads(self.q(source))
+        values = self.v(source)
+        out = self.attend(q, k, self._heads(values), size, source_size, mask)
+        out = out.transpose(1, 2).flatten(2)  # (B, heads, N, d) -> (B, N, dim)
+        if self.value_conv is not None:
+            if mask is not None:
+                values = values.masked_fill(~mask.unsqueeze(-1), 0)
+            local = self.value_conv(values[:, self.prefix_tokens :], size)
+            out = out + F.pad(local, (0, 0, self.prefix_tokens, 0))
+        return self.proj(out)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """(B, N, dim) -> (B, heads, N, head_dim)."""
+        return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+
+    def _check(self, x: Tensor, size: Size | None, name: str, size_name: str) -> Size:
+        """Refuses tokens that do not fit the layer; returns their grid."""
+        check_tokens(**{name: x})
+        if x.ndim != 3 or x.shape[-1] != self.dim:
+            raise ValueError(f"{name} must be (B, N, {self.dim}), got shape {shape(x)}")
+        n = x.shape[1] - self.prefix_tokens
+        prefix = f" after {self.prefix_tokens} prefix tokens" if self.prefix_tokens else ""
+        if n < 1:
+            raise ValueError(f"{name} has no tokens{prefix}: its shape is {shape(x)}")
+        if size is None and self.ndim == 1:
+            return (n,)
+        if size is None:
+            raise ValueError(
+                f"this layer is for images: pass {size_name}=(H, W) beside {name} of {n} tokens, "
+                "or build it with ndim=1 for sequences"
+            )
+        size = tuple(size)
+        if len(size) != self.ndim:
+            expected = "(H, W)" if self.ndim == 2 else "(N,)"
+            raise ValueError(f"{size_name} must be {expected} for ndim={self.ndim}, got {size}")
+        if min(size) < 1 or math.prod(size) != n:
+            raise ValueError(
+                f"{size_name}={size} makes {math.prod(size)} tokens, "
+                f"but {name} of shape {shape(x)} has {n}{prefix}"
+            )
+        return size
+
+    def _check_context(self, x: Tensor, context: Tensor, context_size: Size | None) -> Size:
+        size = self._check(context, context_size, "context", "context_size")
+        if context.shape[0] != x.shape[0]:
+            raise ValueError(
+                f"context must have x's batch of {x.shape[0]}, got shape {shape(context)}"
+            )
+        if self.value_conv is not None:
+            raise ValueError(
+                "the value convolution needs queries and values on one grid; "
+                "build the layer with value_conv=None for cross-attention"
+            )
+        return size
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}, num_heads={self.num_heads}, tie_qk={self.tie_qk}"
+
+
+class ValueConv(nn.Module):
+    """A depthwise convolution of the values, one kernel for all channels of a head."""
+
+    def __init__(self, num_heads: int, kernel_size: int, ndim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_heads, 1, *[kernel_size] * ndim))
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+
+    def forward(self, v: Tensor, size: Size) -> Tensor:
+        """(B, N, dim) -> (B, N, dim)."""
+        num_heads, _, *kernel = self.weight.shape
+        dim = v.shape[-1]
+        weight = self.weight.repeat_interleave(dim // num_heads, 0)
+        conv = F.conv1d if len(kernel) == 1 else F.conv2d
+        image = v.transpose(1, 2).unflatten(2, size)
+        out = conv(image, weight, padding=kernel[0] // 2, groups=dim)
+        return out.flatten(2).transpose(1, 2)

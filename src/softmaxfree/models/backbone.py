@@ -1,0 +1,189 @@
+"""What the backbones share: the head, and how weights are loaded."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.layers import trunc_normal_
+from timm.models import register_notrace_function, register_notrace_module
+from torch import Tensor, nn
+
+from ..layers.attention import SoftmaxFreeAttention
+from ..layers.baselines import GaussianAttention, SoftmaxAttention
+from ..ops.checks import shape
+from ..ops.tracing import is_exporting
+from .checkpoints import check_state_dict, checkpoint_filter_fn, resize_grid
+
+POOLS = ("token", "avg", "")
+"""How tokens become one: the class token, the average of the others, not at all."""
+
+for attention in (SoftmaxFreeAttention, SoftmaxAttention, GaussianAttention):
+    register_notrace_module(attention)  # torch.fx cannot follow their checks
+
+
+class Backbone(nn.Module, ABC):
+    """Tokens by `forward_features`, logits of them by `forward_head`."""
+
+    norm: nn.Module
+
+    def __init__(
+        self, num_features: int, in_chans: int, num_classes: int, global_pool: str, drop_rate: float
+    ) -> None:
+        super().__init__()
+        if in_chans < 1 or num_classes < 0:
+            raise ValueError(
+                f"in_chans must be at least 1 and num_classes 0 or more, "
+                f"got in_chans={in_chans}, num_classes={num_classes}"
+            )
+        self.in_chans = in_chans
+        self.num_features = self.head_hidden_size = num_features
+        self.grad_checkpointing = False
+        self.head_drop = nn.Dropout(drop_rate)
+        self._set_head(num_classes, global_pool)
+        self.register_load_state_dict_pre_hook(_adapt_weights)
+
+    @abstractmethod
+    def forward_tokens(self, x: Tensor) -> Tensor:
+        """Images (B, in_chans, H, W), checked -> tokens (B, prefix + N, num_features)."""
+
+    @property
+    @abstractmethod
+    def num_prefix_tokens(self) -> int:
+        """How many of the tokens come before the grid's."""
+
+    def check(self, x: Tensor) -> Tensor:
+        """The images, in the order of memory that convolutions are fastest in."""
+        return check_images(x, self.in_chans).contiguous(memory_format=torch.channels_last)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Images (B, in_chans, H, W) -> normalised tokens (B, prefix + N, num_features)."""
+        return self.norm(self.forward_tokens(self.check(x)))
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Tokens (B, prefix + N, num_features) -> logits (B, num_classes), or what they are of."""
+        if self.global_pool == "token":
+            x = x[:, 0]
+        elif self.global_pool == "avg":
+            x = x[:, self.num_prefix_tokens :].mean(1)
+        x = self.head_drop(x)
+        return x if pre_logits else self.head(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images (B, in_chans, H, W) -> logits (B, num_classes)."""
+        return self.forward_head(self.forward_features(x))
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Blocks are computed again in the backward pass: less memory, more time."""
+        self.grad_checkpointing = enable
+
+    def get_classifier(self) -> nn.Module:
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A new, untrained head; none for 0 classes."""
+        self._set_head(num_classes, self.global_pool if global_pool is None else global_pool)
+        like = next(self.parameters())
+        self.head.to(device=like.device, dtype=like.dtype).train(self.training)
+        self.head.apply(init_weights)
+
+    def _set_head(self, num_classes: int, global_pool: str) -> None:
+        if global_pool not in POOLS:
+            raise ValueError(
+                f"global_pool must be one of {', '.join(map(repr, POOLS))}, got {global_pool!r}"
+            )
+        self.num_classes, self.global_pool = num_classes, global_pool
+        self.head = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
+
+
+def _adapt_weights(
+    module: nn.Module, state_dict: dict[str, Any], prefix: str, _: Any, strict: bool, *__: Any
+) -> None:
+    """Before weights are loaded: foreign names and grids become the model's own."""
+    keys = [key for key in state_dict if key.startswith(prefix)]
+    own = {key.removeprefix(prefix): state_dict.pop(key) for key in keys}
+    own = checkpoint_filter_fn(own, module)
+    check_state_dict(own, module, strict)
+    state_dict.update({prefix + key: tensor for key, tensor in own.items()})
+
+
+@register_notrace_module
+class PositionEmbedding(nn.Module):
+    """Learned positions of a grid of any size, of prefix tokens too; resized bilinearly."""
+
+    def __init__(self, size: tuple[int, int], dim: int, prefix_tokens: int) -> None:
+        super().__init__()
+        self.grid = nn.Parameter(torch.empty(1, *size, dim))
+        self.prefix = nn.Parameter(torch.empty(1, prefix_tokens, dim)) if prefix_tokens else None
+        for parameter in self.parameters():
+            trunc_normal_(parameter, std=0.02)
+
+    def forward(self, size: Sequence[int]) -> Tensor:
+        """-> (1, prefix + H W, dim)."""
+        height, width = size
+        # An exported graph is for all sizes.
+        grid = resize_grid(self.grid, height, width, always=is_exporting()).flatten(1, 2)
+        return grid if self.prefix is None else torch.cat([self.prefix, grid], 1)
+
+
+@register_notrace_function
+def check_images(x: Tensor, in_chans: int) -> Tensor:
+    """Refuses what is no batch of images; returns it."""
+    if not isinstance(x, Tensor) or x.ndim != 4:
+        got = f"shape {shape(x)}" if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"images must be (B, {in_chans}, H, W), got {got}")
+    if x.shape[1] != in_chans:
+        raise ValueError(
+            f"images must have {in_chans} channels, got shape {shape(x)}; "
+            f"build the model with in_chans={x.shape[1]} for these"
+        )
+    if not x.is_floating_point():
+        raise ValueError(f"images must have a floating-point type, got {x.dtype}; normalise them")
+    if x.numel() == 0:
+        raise ValueError(f"images are empty: their shape is {shape(x)}")
+    return x
+
+
+def pair(value: int | Sequence[int], name: str) -> tuple[int, int]:
+    """(H, W) of an int, for both, or of two."""
+    sides = (value, value) if isinstance(value, int) else tuple(value)
+    if len(sides) != 2 or min(sides) < 1:
+        raise ValueError(f"{name} must be a side or (height, width), got {value!r}")
+    return sides[0], sides[1]
+
+
+def spread_drop_path(rate: float, depth: int) -> list[float]:
+    """Rates of stochastic depth, from 0 in the first block to `rate` in the last."""
+    if not 0 <= rate < 1:
+        raise ValueError(f"drop_path_rate must be at least 0 and below 1, got {rate}")
+    return [rate * i / max(depth - 1, 1) for i in range(depth)]
+
+
+def init_weights(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear):
+        trunc_normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    elif isinstance(module, nn.Conv2d):
+        nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+def default_cfg(**changes: Any) -> dict[str, Any]:
+    """How images are prepared for a model, and the names of its first and its last layer."""
+    return {
+        "num_classes": 1000,
+        "input_size": (3, 224, 224),
+        "pool_size": (7, 7),
+        "crop_pct": 0.875,
+        "interpolation": "bicubic",
+        "mean": IMAGENET_DEFAULT_MEAN,
+        "std": IMAGENET_DEFAULT_STD,
+        "first_conv": "stages.0.embed.0.conv",
+        "classifier": "head",
+        "paper_ids": "arXiv:2207.03341",
+        "paper_name": "Softmax-free Linear Transformers",
+        **changes,
+    }

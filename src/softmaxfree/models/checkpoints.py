@@ -1,0 +1,167 @@
+"""Weights from elsewhere: the authors' names to ours, other grids to ours, and what is wrong."""
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timm.models import load_state_dict
+from torch import Tensor, nn
+
+StateDict = dict[str, Tensor]
+
+_RELEASED = re.compile(r"(patch_embed\d\.proj|pos_embed\d$|block\d\.\d+\.)")
+_MODULES = {
+    "att.mha.W_q": "attention.q",
+    "att.mha.W_v": "attention.v",
+    "att.mha.ff": "attention.proj",
+    "att.mha.attn.Qlandmark_op": "attention.sampler",
+    "att.mha.attn.Qnorm_act": "attention.landmark_norm",
+    "att.mha.attn.conv": "attention.value_conv",
+    "att.norm1": "norm1",
+    "att.norm2": "norm2",
+    "att.ff1": "mlp.fc1",
+    "att.ff2": "mlp.fc2",
+    "attn.q": "attention.q",
+    "attn.proj": "attention.proj",
+}
+"""Modules of a block: the authors' names and ours, where they differ."""
+
+
+def checkpoint_filter_fn(state_dict: Mapping[str, Tensor], model: nn.Module) -> StateDict:
+    """The authors' names become ours; position embeddings are resized to the model's grids."""
+    state = rename_released(state_dict) if is_released(state_dict) else dict(state_dict)
+    for name, parameter in model.named_parameters():
+        if name.endswith("position.grid") and name in state and state[name].ndim == 4:
+            state[name] = resize_grid(state[name], parameter.shape[1], parameter.shape[2])
+    return state
+
+
+def is_released(state_dict: Mapping[str, Any]) -> bool:
+    """Whether the names are those of the authors' checkpoints."""
+    return "pos_embed1" in state_dict and "patch_embed1.proj.0.weight" in state_dict
+
+
+def rename_released(state_dict: Mapping[str, Tensor]) -> StateDict:
+    """Every tensor of a released checkpoint under the name it has here."""
+    state: StateDict = {}
+    for key, tensor in state_dict.items():
+        state |= _renamed(key, tensor)
+    return state
+
+
+def _renamed(key: str, tensor: Tensor) -> StateDict:
+    if key == "cls_token":
+        return {"stages.3.cls_token": tensor}
+    if not (found := _RELEASED.match(key)):
+        return {key: tensor}
+    stage = f"stages.{int(re.findall(r'[0-9]', found[0])[0]) - 1}"
+    if key.startswith("pos_embed"):
+        prefix = tensor.shape[1] - math.isqrt(tensor.shape[1]) ** 2
+        state = {f"{stage}.position.grid": square_grid(tensor[:, prefix:])}
+        return state | ({f"{stage}.position.prefix": tensor[:, :prefix]} if prefix else {})
+    parts = key.split(".")
+    if key.startswith("patch_embed"):  # patch_embed1.proj.4.weight: the second unit's norm
+        unit, layer = divmod(int(parts[2]), 3)
+        return {f"{stage}.embed.{unit}.{'bn' if layer else 'conv'}.{parts[3]}": tensor}
+    block, (module, leaf) = f"{stage}.blocks.{parts[1]}", ".".join(parts[2:]).rsplit(".", 1)
+    if module == "attn.kv":
+        k, v = tensor.chunk(2)
+        return {f"{block}.attention.k.{leaf}": k, f"{block}.attention.v.{leaf}": v}
+    for theirs, ours in _MODULES.items():
+        if module == theirs or module.startswith(f"{theirs}."):
+            module = ours + module.removeprefix(theirs)
+            break
+    return {f"{block}.{module}.{leaf}": tensor}
+
+
+def square_grid(tokens: Tensor) -> Tensor:
+    """(1, N, C) -> (1, H, W, C) with H = W."""
+    side = math.isqrt(tokens.shape[1])
+    if side * side != tokens.shape[1]:
+        raise ValueError(
+            f"position embeddings of a checkpoint must be those of a square image, "
+            f"got {tokens.shape[1]} positions"
+        )
+    return tokens.unflatten(1, (side, side))
+
+
+def resize_grid(grid: Tensor, height: int, width: int, always: bool = False) -> Tensor:
+    """(1, H, W, C) -> (1, height, width, C), bilinearly."""
+    if not always and grid.shape[1:3] == (height, width):
+        return grid
+    wide = grid.float() if grid.dtype in (torch.float16, torch.bfloat16) else grid
+    image = F.interpolate(wide.permute(0, 3, 1, 2), size=(height, width), mode="bilinear")
+    return image.permute(0, 2, 3, 1).to(grid.dtype)
+
+
+def check_state_dict(state: Mapping[str, Tensor], model: nn.Module, strict: bool) -> None:
+    """Refuses weights that do not fit, in one sentence that says which."""
+    expected = model.state_dict()
+    shapes = [
+        f"{key} {tuple(state[key].shape)} in place of {tuple(tensor.shape)}"
+        for key, tensor in expected.items()
+        if key in state and state[key].shape != tensor.shape
+    ]
+    missing = [key for key in expected if key not in state] if strict else []
+    unknown = [key for key in state if key not in expected] if strict else []
+    if not shapes and not missing and not unknown:
+        return
+    wrong = [
+        f"{title} {_some(keys)}"
+        for title, keys in (
+            ("missing:", missing),
+            ("unknown:", unknown),
+            ("of other shape:", shapes),
+        )
+        if keys
+    ]
+    raise ValueError(
+        f"these weights do not fit this {type(model).__name__}; {'; '.join(wrong)}; "
+        f"{_advice(state, expected, len(missing))}"
+    )
+
+
+def _some(keys: list[str], shown: int = 3) -> str:
+    more = f" and {len(keys) - shown} more" if len(keys) > shown else ""
+    return ", ".join(keys[:shown]) + more
+
+
+def _advice(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], missing: int) -> str:
+    if missing == len(expected):
+        return "they are those of another model"
+    head = state.get("head.weight")
+    if (
+        head is not None
+        and "head.weight" in expected
+        and head.shape != expected["head.weight"].shape
+    ):
+        return f"build the model with num_classes={head.shape[0]}, or leave head.* out of the file"
+    return "build the model with the arguments that `softmaxfree convert` prints for the file"
+
+
+def read_checkpoint(path: Path) -> StateDict:
+    """The weights of a .pth or .safetensors file, averaged ones first; no code is ever run.
+
+    Names lose the prefix that parallel training gives them.
+    """
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}; give the path of a checkpoint")
+    try:
+        state = load_state_dict(str(path), use_ema=True, weights_only=True)
+    except Exception as error:  # whatever a broken file makes the readers raise
+        reason = str(error).split("\n")[0].rstrip(".")
+        raise ValueError(
+            f"{path} cannot be read as weights ({reason}); it is truncated, or not a checkpoint "
+            "of tensors alone: fetch it again"
+        ) from error
+    foreign = [key for key, tensor in state.items() if not isinstance(tensor, Tensor)]
+    if foreign or not state:
+        raise ValueError(
+            f"{path} holds no state dict: {_some(foreign) or 'nothing'} is no tensor; "
+            "save model.state_dict()"
+        )
+    return state

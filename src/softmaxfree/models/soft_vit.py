@@ -1,0 +1,233 @@
+"""SOFT and SOFT++ without a pyramid: a vision transformer with softmax-free attention.
+
+The model of the paper's ablation of the pyramid, and of its figure of memory against tokens.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from timm.layers import trunc_normal_
+from timm.models import build_model_with_cfg, checkpoint, generate_default_cfgs, register_model
+from timm.models._features import feature_take_indices
+from torch import Tensor, nn
+
+from ..layers.blocks import PreNormBlock
+from ..layers.patches import PatchProjection
+from ..layers.table import build_attention, chosen_options
+from .backbone import (
+    Backbone,
+    PositionEmbedding,
+    default_cfg,
+    init_weights,
+    pair,
+    spread_drop_path,
+)
+from .checkpoints import checkpoint_filter_fn
+
+
+class SoftmaxFreeViT(Backbone):
+    """A class token and the patches of an image, through blocks of one width.
+
+    Args:
+        img_size: Side, or (height, width), that position embeddings are learned for. Images of
+            any other size are taken too: the embeddings are resized.
+        patch_size: Side of a patch.
+        in_chans: Channels of an image.
+        num_classes: Width of the logits; 0 for no head.
+        global_pool: What logits are made of: `token`, the class token; `avg`, the average of all
+            others; '' for all tokens as they are.
+        embed_dim, depth, num_heads: Width, number of blocks, heads.
+        ratio: Side of the window of tokens that becomes one bottleneck token.
+        tokens: In place of the ratio: this many bottleneck tokens (a square number) at all sizes.
+        attention: `soft`, `softpp`, `softmax` or `gaussian` (exact, quadratic).
+        tie_qk: Queries and keys share a projection; if not given, in all but softmax attention.
+        sampler: How bottleneck tokens are made: `conv`, `avg`, `random` or `biased`.
+        inverse, iters, ridge: How the bottleneck matrix is inverted, see `softmaxfree.pinv`.
+        pad: `replicate` or `drop`, what becomes of sides that the ratio does not divide.
+        value_conv: Size (odd) of the convolutions of the values; 0 for none.
+        mlp_ratio: Width of the hidden layers, in units of `embed_dim`.
+        drop_rate, drop_path_rate: Rates of dropout before the head and of stochastic depth.
+        device, dtype: Of the weights.
+    """
+
+    def __init__(
+        self,
+        img_size: int | Sequence[int] = 224,
+        patch_size: int = 16,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "token",
+        embed_dim: int = 384,
+        depth: int = 12,
+        num_heads: int = 12,
+        ratio: int = 2,
+        tokens: int | None = None,
+        attention: str = "softpp",
+        tie_qk: bool | None = None,
+        sampler: str | None = None,
+        inverse: str | None = None,
+        iters: int | None = None,
+        ridge: float | None = None,
+        pad: str | None = None,
+        value_conv: int = 3,
+        mlp_ratio: float = 4.0,
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if min(patch_size, embed_dim, depth) < 1:
+            raise ValueError(
+                "patch_size, embed_dim and depth must be at least 1, "
+                f"got {patch_size}, {embed_dim}, {depth}"
+            )
+        options = chosen_options(
+            attention, tie_qk=tie_qk, sampler=sampler, tokens=tokens, inverse=inverse, iters=iters,
+            ridge=ridge, pad=pad,
+        )  # fmt: skip
+        with torch.device(device or torch.get_default_device()):
+            super().__init__(embed_dim, in_chans, num_classes, global_pool, drop_rate)
+            self.depth = depth
+            height, width = pair(img_size, "img_size")
+            grid = (-(-height // patch_size), -(-width // patch_size))
+            self.embed = PatchProjection(in_chans, embed_dim, patch_size)
+            self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim))
+            trunc_normal_(self.cls_token, std=0.02)
+            self.position = PositionEmbedding(grid, embed_dim, 1)
+            self.blocks = nn.ModuleList(
+                PreNormBlock(
+                    build_attention(
+                        attention,
+                        embed_dim,
+                        num_heads,
+                        ratio=ratio,
+                        value_conv=value_conv or None,
+                        prefix_tokens=1,
+                        **options,
+                    ),
+                    embed_dim,
+                    mlp_ratio,
+                    drop_path=rate,
+                    eps=1e-6,
+                )
+                for rate in spread_drop_path(drop_path_rate, depth)
+            )
+            self.feature_info = [
+                {"num_chs": embed_dim, "reduction": patch_size, "module": f"blocks.{i}"}
+                for i in range(depth)
+            ]
+            self.norm = nn.LayerNorm(embed_dim, 1e-6)
+            self.apply(init_weights)
+        self.to(dtype=dtype)
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        return 1
+
+    def _embed(self, x: Tensor) -> tuple[Tensor, Sequence[int]]:
+        """Images (B, in_chans, H, W) -> tokens (B, 1 + N, embed_dim) and their grid."""
+        x = self.embed(x)
+        size = x.shape[-2:]
+        x = x.flatten(2).transpose(1, 2)  # (B, dim, H, W) -> (B, H W, dim)
+        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], 1)
+        return x + self.position(size), size
+
+    def _block(self, block: nn.Module, x: Tensor, size: Sequence[int]) -> Tensor:
+        return checkpoint(block, x, size) if self.grad_checkpointing else block(x, size)
+
+    def forward_tokens(self, x: Tensor) -> Tensor:
+        x, size = self._embed(x)
+        for block in self.blocks:
+            x = self._block(block, x, size)
+        return x
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> list[Any] | tuple[Tensor, list[Any]]:
+        """What blocks give, and the last one's tokens.
+
+        Args:
+            x: (B, in_chans, H, W) images.
+            indices: Which blocks: the last so many if a number, all if None.
+            return_prefix_tokens: Beside every map or sequence, its class token (B, 1, dim).
+            norm: Apply the final normalisation to all of them.
+            stop_early: Compute no block beyond the last that is asked for.
+            output_fmt: `NCHW` for maps, `NLC` for tokens (B, N, dim).
+            intermediates_only: Return what the blocks give alone.
+        """
+        if output_fmt not in ("NCHW", "NLC"):
+            raise ValueError(f"output_fmt must be 'NCHW' or 'NLC', got {output_fmt!r}")
+        wanted, last = feature_take_indices(len(self.blocks), indices)
+        x, size = self._embed(self.check(x))
+        found: list[Any] = []
+        for i, block in enumerate(self.blocks[: last + 1] if stop_early else self.blocks):
+            x = self._block(block, x, size)
+            if i not in wanted:
+                continue
+            tokens = self.norm(x) if norm else x
+            prefix, tokens = tokens[:, :1], tokens[:, 1:]
+            if output_fmt == "NCHW":
+                tokens = tokens.transpose(1, 2).unflatten(2, size)
+            found.append((tokens, prefix) if return_prefix_tokens else tokens)
+        return found if intermediates_only else (self.norm(x), found)
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drops the blocks beyond the last that is asked for; returns the indices asked for."""
+        wanted, last = feature_take_indices(len(self.blocks), indices)
+        self.blocks = self.blocks[: last + 1]
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.reset_classifier(0, "")
+        return wanted
+
+    def no_weight_decay(self) -> set[str]:
+        return {"cls_token", "position.grid", "position.prefix"}
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Which layer a parameter belongs to, for rates of learning that fall with depth."""
+        return {
+            "stem": r"^cls_token|^position|^embed",
+            "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))],
+        }
+
+
+def _create(variant: str, pretrained: bool, **kwargs: Any) -> SoftmaxFreeViT:
+    return build_model_with_cfg(
+        SoftmaxFreeViT,
+        variant,
+        pretrained,
+        pretrained_filter_fn=checkpoint_filter_fn,
+        feature_cfg={"out_indices": 3, "feature_cls": "getter"},
+        **kwargs,
+    )
+
+
+default_cfgs = generate_default_cfgs(
+    {
+        "soft_vit_small.untrained": default_cfg(pool_size=None, first_conv="embed.conv"),
+        "softpp_vit_small.untrained": default_cfg(pool_size=None, first_conv="embed.conv"),
+    }
+)
+
+
+@register_model
+def soft_vit_small(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeViT:
+    """SOFT without a pyramid: patches of 16 pixels, 12 blocks, width 384."""
+    return _create("soft_vit_small", pretrained, **({"attention": "soft"} | kwargs))
+
+
+@register_model
+def softpp_vit_small(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeViT:
+    """SOFT++ without a pyramid: patches of 16 pixels, 12 blocks, width 384."""
+    return _create("softpp_vit_small", pretrained, **({"attention": "softpp"} | kwargs))
