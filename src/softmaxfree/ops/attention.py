@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from .batching import is_wrapped
 from .checks import (
     broadcast_leading,
     check_mask,
@@ -10,7 +11,7 @@ from .checks import (
     check_same_width,
     check_tokens,
 )
-from .inverse import check_inverse, kernel_inverse
+from .inverse import add_ridge, check_inverse, is_readable, kernel_inverse
 from .kernel import kernel_matrix, token_scale
 from .nystrom import Scales, nystrom
 from .precision import compute_dtype, tiny, without_autocast
@@ -133,20 +134,18 @@ def landmark_attention(
         else:
             keys = _finite_where_dropped(keys, mask)
 
-    with without_autocast(queries):
-        middle = _middle(landmarks, landmark_scale, normalize, method, iters, ridge, landmark_mask)
-
     def stack(tensor: Tensor) -> Tensor:
         return tensor.expand(*leading, -1, -1).reshape(-1, *tensor.shape[-2:])
 
-    out = nystrom(
-        stack(queries),
-        None if keys is None else stack(keys),
-        stack(values),
-        stack(landmarks),
-        stack(middle),
-        Scales(token_scale(q.shape[-1]), landmark_scale),
-    )
+    tokens = (stack(queries), None if keys is None else stack(keys), stack(values))
+    scales = Scales(token_scale(q.shape[-1]), landmark_scale)
+    with without_autocast(queries):
+        if landmark_mask is None and _solves(method, *tokens, landmarks):
+            out = _solve_each(tokens, stack(landmarks), scales, normalize, method, iters, ridge)
+        else:
+            a = kernel_matrix(landmarks, scale=landmark_scale)
+            z = _middle(a, normalize, method, iters, ridge, landmark_mask)
+            out = nystrom(*tokens, stack(landmarks), stack(z), None, scales)
     return out.reshape(*leading, *out.shape[-2:]).to(v.dtype)
 
 
@@ -159,9 +158,48 @@ def _finite_where_dropped(tokens: Tensor, mask: Tensor) -> Tensor:
     return tokens.masked_fill(~(mask.unsqueeze(-1) | tokens.isfinite()), 0)
 
 
-def _middle(
+def _solves(method: str, *tensors: Tensor | None) -> bool:
+    """Whether A is factorised but not inverted, which with many landmarks takes less time."""
+    landmarks = tensors[-1]
+    assert landmarks is not None
+    return (
+        landmarks.shape[-2] > 128
+        and method in ("auto", "cholesky")
+        and is_readable(landmarks)
+        and not any(x is not None and is_wrapped(x) for x in tensors)
+    )
+
+
+def _solve_each(
+    tokens: tuple[Tensor, Tensor | None, Tensor],
     landmarks: Tensor,
-    scale: float,
+    scales: Scales,
+    normalize: bool,
+    method: str,
+    iters: int,
+    ridge: float,
+) -> Tensor:
+    """One matrix after the other: at this size each fills the cache by itself."""
+    queries, keys, values = tokens
+    results = []
+    for i, some in enumerate(landmarks.split(1)):
+        a = kernel_matrix(some, scale=scales.landmarks)
+        inverse = add_ridge(a, ridge)
+        if normalize:  # D^1/2 (A + ridge I) D^1/2
+            root = a.sum(-1).sqrt()
+            inverse = inverse * root.unsqueeze(-1) * root.unsqueeze(-2)
+        factor: Tensor | None
+        factor, failed = torch.linalg.cholesky_ex(inverse.detach())
+        if failed.any():
+            inverse, factor = _middle(a, normalize, method, iters, ridge, None), None
+        one = slice(i, i + 1)
+        k = None if keys is None else keys[one]
+        results.append(nystrom(queries[one], k, values[one], some, inverse, factor, scales))
+    return torch.cat(results)
+
+
+def _middle(
+    a: Tensor,
     normalize: bool,
     method: str,
     iters: int,
@@ -173,7 +211,6 @@ def _middle(
     A dropped landmark is alone in A, as in the identity, and absent here: a zero row and column
     take its column out of P.
     """
-    a = kernel_matrix(landmarks, scale=scale)
     if landmark_mask is None:
         keep = None
     else:

@@ -29,10 +29,10 @@ def needs_apply(*tensors: Tensor | None) -> bool:
     If not, its forward can be called as it is; `Function.apply` takes longer than several small
     tensor operations.
     """
-    return needs_gradient(*tensors) or any(x is not None and _wrapped(x) for x in tensors)
+    return needs_gradient(*tensors) or any(x is not None and is_wrapped(x) for x in tensors)
 
 
-def _wrapped(tensor: Tensor) -> bool:
+def is_wrapped(tensor: Tensor) -> bool:
     """Tensors inside transforms of `torch.func` stand for others and have no storage."""
     try:
         tensor.untyped_storage()

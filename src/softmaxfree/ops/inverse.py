@@ -84,7 +84,7 @@ def kernel_inverse(a: Tensor, method: str, iters: int, ridge: float) -> Tensor:
         iters = rescaled_steps(a.shape[-1], ridge, torch.finfo(a.dtype).eps)
         rounding = torch.finfo(a.dtype).eps * a.shape[-1] ** 2
         if ridge > rounding and _on_cpu(a):
-            return _inverse_of_definite(a, iters, ridge)
+            return _definite_with_gradient(a, iters, ridge)
     return INVERSES[method](a, iters, ridge)
 
 
@@ -132,16 +132,23 @@ def _on_cpu(a: Tensor) -> bool:
 
 
 def cholesky(a: Tensor, iters: int, ridge: float) -> Tensor:
-    a = _add_ridge(a, ridge)
-    _, failed = torch.linalg.cholesky_ex(a)
+    a = add_ridge(a, ridge)
+    factor, failed = torch.linalg.cholesky_ex(a)
+    if is_readable(failed) and not failed.any():
+        return torch.cholesky_inverse(factor)
     # A matrix that is singular to working precision gets as much ridge as rounding asks for.
     rounding = torch.finfo(a.dtype).eps * a.shape[-1] * _row_sums(a.abs())
     more = rounding[..., 0] * (failed > 0).unsqueeze(-1)
     return _cholesky_of_definite(a, iters, more)
 
 
+def is_readable(tensor: Tensor) -> bool:
+    """Whether its values can be looked at, and without waiting for a device."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
 def _cholesky_of_definite(a: Tensor, iters: int, ridge: float | Tensor) -> Tensor:
-    factor, _ = torch.linalg.cholesky_ex(_add_ridge(a, ridge))
+    factor, _ = torch.linalg.cholesky_ex(add_ridge(a, ridge))
     return torch.cholesky_inverse(factor)
 
 
@@ -151,7 +158,7 @@ def rescaled(a: Tensor, iters: int, ridge: float) -> Tensor:
     Before each step the product Z A, its spectrum in [low, 1], is stretched to lie evenly
     around 1; the step then takes the spectrum to [4 low / (1 + low)^2, 1].
     """
-    a = _add_ridge(a, ridge)
+    a = add_ridge(a, ridge)
     norm = _row_sums(a.abs())
     z = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device) / norm
     low = ridge / norm
@@ -171,22 +178,22 @@ def rescaled_steps(m: int, ridge: float, eps: float) -> int:
 
 
 def newton(a: Tensor, iters: int, ridge: float) -> Tensor:
-    a = _add_ridge(a, ridge)
+    a = add_ridge(a, ridge)
     return _iterate(a, 1.8 / _row_sums(a.abs()) ** 2, iters)
 
 
 def paper(a: Tensor, iters: int, ridge: float) -> Tensor:
-    a = _add_ridge(a, ridge)
+    a = add_ridge(a, ridge)
     return _iterate(a, 2 / _row_sums(a.abs()) ** 2, iters)
 
 
 def damped(a: Tensor, iters: int, ridge: float) -> Tensor:
     # The release takes the step size before it adds the ridge.
-    return _iterate(_add_ridge(a, ridge), 1.8 / _row_sums(a) ** 2, iters)
+    return _iterate(add_ridge(a, ridge), 1.8 / _row_sums(a) ** 2, iters)
 
 
 def backtrack(a: Tensor, iters: int, ridge: float) -> Tensor:
-    a = _add_ridge(a, ridge)
+    a = add_ridge(a, ridge)
     return _iterate(a, backtracked_alpha(a, 2 / _row_sums(a) ** 2), iters)
 
 
@@ -226,13 +233,19 @@ def _row_sums(a: Tensor) -> Tensor:
     return a.sum(-1).amax(-1).clamp(min=tiny(a.dtype))[..., None, None]
 
 
-def _add_ridge(a: Tensor, ridge: float | Tensor) -> Tensor:
+def add_ridge(a: Tensor, ridge: float | Tensor) -> Tensor:
     a = a.clone()
     a.diagonal(dim1=-2, dim2=-1).add_(ridge)
     return a
 
 
-_inverse_of_definite = closed_form_gradient(_cholesky_of_definite)
+_definite_with_gradient = closed_form_gradient(_cholesky_of_definite)
+
+
+def inverse_of_definite(a: Tensor) -> Tensor:
+    """The inverse of positive definite matrices, with its gradient in closed form."""
+    return _definite_with_gradient(a, 0, 0.0)
+
 
 INVERSES: dict[str, Method] = {
     method.__name__: closed_form_gradient(method)

@@ -12,12 +12,17 @@ import torch
 from torch import Tensor
 
 from .batching import keep_signature, mapped_axis_first, needs_apply, needs_gradient
+from .inverse import inverse_of_definite
 from .kernel import TO_BASE_2, product_columns, product_rows, token_bound
 from .precision import without_autocast
 from .scratch import scratch
 
 _TILE_BYTES = 2**21
 """Kernel values of one tile, for each thread."""
+
+_STORED_BYTES = 2**25
+"""Kernel values of one part of the stack; more of them are computed twice, which takes less time
+than to write them to memory and to read them again."""
 
 
 class Scales(NamedTuple):
@@ -31,6 +36,7 @@ def nystrom(
     v: Tensor,
     landmarks: Tensor,
     z: Tensor,
+    factor: Tensor | None,
     scales: Scales,
 ) -> Tensor:
     """P_q Z P_k^T V for stacks of matrices.
@@ -40,15 +46,16 @@ def nystrom(
         k: (b, l, d) keys, or None if they are the queries.
         v: (b, l, e) values.
         landmarks: (b, m, d).
-        z: (b, m, m).
+        z: (b, m, m), Z itself; where its factor is given, the inverse of Z.
+        factor: (b, m, m), lower Cholesky factor of the inverse of Z, which need not be formed then.
         scales: What tokens and landmarks are multiplied with before they are compared.
 
     Returns:
         (b, n, e).
     """
     if torch.compiler.is_compiling():
-        return _plain(q, k, v, landmarks, z, scales)
-    tensors = (q, k, v, landmarks, z)
+        return _plain(q, k, v, landmarks, z, factor, scales)
+    tensors = (q, k, v, landmarks, z, factor)
     tiled = _Tiled.apply if needs_apply(*tensors) else _Tiled.forward
     tile_tokens, keep = _tile_tokens(q, k, landmarks), needs_gradient(*tensors)
     return tiled(*tensors, scales, tile_tokens, keep)[0]
@@ -67,9 +74,12 @@ def _plain(
     v: Tensor,
     landmarks: Tensor,
     z: Tensor,
+    factor: Tensor | None,
     scales: Scales,
 ) -> Tensor:
     with without_autocast(q):
+        if factor is not None:
+            z = inverse_of_definite(z)
         shift, columns = _landmark_side(landmarks, scales)
 
         def kernel(tokens: Tensor) -> Tensor:
@@ -107,6 +117,7 @@ class _Tiled(torch.autograd.Function):
         v: Tensor,
         landmarks: Tensor,
         z: Tensor,
+        factor: Tensor | None,
         scales: Scales,
         tile_tokens: int,
         keep: bool,
@@ -122,9 +133,9 @@ class _Tiled(torch.autograd.Function):
                 part = stack.of(summary)
                 for tile in keys.tiles(stack):
                     part.baddbmm_(keys.fill(tile), tile.of(v))
-                mixed = stack.of(z) @ part
+                mixed = _multiplied(z, factor, stack, part)
                 for tile in queries.tiles(stack):
-                    p = queries.at(tile) if k is None else queries.fill(tile)
+                    p = queries.at(tile) if k is None and queries.stored else queries.fill(tile)
                     torch.bmm(p.mT, mixed, out=tile.of(out))
         if not keep:
             return out, None, None, None
@@ -141,11 +152,12 @@ class _Tiled(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         if grad is None:
-            return (None,) * 8
-        q, k, v, landmarks, z, p_q, p_k, summary = ctx.saved_tensors
+            return (None,) * 9
+        q, k, v, landmarks, z, factor, p_q, p_k, summary = ctx.saved_tensors
         scales = ctx.scales
         if torch.is_grad_enabled() or p_q is None:
-            return *_differentiable_gradient(grad, q, k, v, landmarks, z, scales), *[None] * 3
+            inputs = (q, k, v, landmarks, z, factor, scales)
+            return *_differentiable_gradient(grad, *inputs), *[None] * 4
 
         with without_autocast(q):
             stacks, queries, keys = _sides(q, k, landmarks, scales, ctx.tile_tokens)
@@ -154,12 +166,16 @@ class _Tiled(torch.autograd.Function):
                 keys.prepare_backward(p_k)
             grad_v, grad_z = torch.empty_like(v), torch.empty_like(z)
             for stack in stacks:
-                part, middle = stack.of(summary), stack.of(z)
+                part = stack.of(summary)
                 grad_mixed = torch.zeros_like(part)
                 for tile in queries.tiles(stack):
                     grad_mixed.baddbmm_(queries.at(tile), tile.of(grad))
-                torch.bmm(grad_mixed, part.mT, out=stack.of(grad_z))
-                mixed, grad_part = middle @ part, middle.mT @ grad_mixed
+                mixed = _multiplied(z, factor, stack, part)
+                grad_part = _multiplied(z.mT, factor, stack, grad_mixed)
+                if factor is None:
+                    torch.bmm(grad_mixed, part.mT, out=stack.of(grad_z))
+                else:  # Z^-1 is given: its gradient is -Z^T G Z^T, of rank e like G itself
+                    torch.bmm(grad_part, mixed.mT, out=stack.of(grad_z)).neg_()
                 for tile in keys.tiles(stack):
                     torch.bmm(keys.at(tile).mT, grad_part, out=tile.of(grad_v))
                     if k is not None:
@@ -172,9 +188,9 @@ class _Tiled(torch.autograd.Function):
 
         grad_landmarks = queries.landmark_gradient()
         if k is None:
-            return queries.grad_tokens, None, grad_v, grad_landmarks, grad_z, *[None] * 3
+            return queries.grad_tokens, None, grad_v, grad_landmarks, grad_z, *[None] * 4
         grad_landmarks += keys.landmark_gradient()
-        return queries.grad_tokens, keys.grad_tokens, grad_v, grad_landmarks, grad_z, *[None] * 3
+        return queries.grad_tokens, keys.grad_tokens, grad_v, grad_landmarks, grad_z, *[None] * 4
 
     @staticmethod
     def vmap(
@@ -197,15 +213,16 @@ def _differentiable_gradient(
     v: Tensor,
     landmarks: Tensor,
     z: Tensor,
+    factor: Tensor | None,
     scales: Scales,
 ) -> tuple[Tensor | None, ...]:
     """The backward pass once more, such that it can be differentiated, mapped and so on."""
 
     def tied(q: Tensor, v: Tensor, landmarks: Tensor, z: Tensor) -> Tensor:
-        return _plain(q, None, v, landmarks, z, scales)
+        return _plain(q, None, v, landmarks, z, factor, scales)
 
     def untied(q: Tensor, k: Tensor, v: Tensor, landmarks: Tensor, z: Tensor) -> Tensor:
-        return _plain(q, k, v, landmarks, z, scales)
+        return _plain(q, k, v, landmarks, z, factor, scales)
 
     if k is not None:
         pull_back = torch.func.vjp(untied, q, k, v, landmarks, z)[1]
@@ -234,6 +251,13 @@ class _Tile(NamedTuple):
 
     def of(self, tensor: Tensor) -> Tensor:
         return _part(self.stack.of(tensor), 1, self.first, self.size)
+
+
+def _multiplied(z: Tensor, factor: Tensor | None, stack: _Stack, x: Tensor) -> Tensor:
+    """Z x for a part of the stack."""
+    if factor is None:
+        return stack.of(z) @ x
+    return torch.cholesky_solve(x, stack.of(factor))
 
 
 def _part(tensor: Tensor, dim: int, first: int, size: int) -> Tensor:
@@ -283,19 +307,21 @@ class _Side:
         return [_Tile(stack, *span) for span in self.spans]
 
     def prepare_forward(self, keep: bool) -> None:
-        """Room for all of the kernel, or for one part of the stack at a time."""
+        """Room for all of the kernel, for one part of the stack at a time, or for one tile."""
         (b, m), (n, d) = self.columns.shape[:2], self.tokens.shape[1:]
         self.keep = keep
+        self.stored = keep or self.group * m * n * self.tokens.element_size() <= _STORED_BYTES
         if keep:
             self.values = self.tokens.new_empty(b, m * n)
         else:
             # Queries may use the keys' memory: by then those are summed up.
+            n = n if self.stored else self.spans[0][1]
             self.values = scratch("kernel", self.tokens, self.group, m * n)
         self.rows = scratch("rows", self.tokens, self.group, self.spans[0][1], d + 2)
 
     def prepare_backward(self, values: Tensor) -> None:
         d = self.tokens.shape[-1]
-        self.keep, self.values = True, values
+        self.keep, self.stored, self.values = True, True, values
         self.grad_tokens = torch.empty_like(self.tokens)
         self.x = scratch("rows", self.tokens, self.group, self.spans[0][1], d)
         self.y = self.columns[..., :d].contiguous()
@@ -306,7 +332,7 @@ class _Side:
         """The kernel's values, (stack, m, tokens)."""
         stack, m = tile.stack, self.columns.shape[1]
         values = _part(self.values, 0, stack.first if self.keep else 0, stack.size)
-        values = _part(values, 1, m * tile.first, m * tile.size)
+        values = _part(values, 1, m * tile.first if self.stored else 0, m * tile.size)
         return values.view(stack.size, m, tile.size)
 
     def fill(self, tile: _Tile) -> Tensor:
