@@ -177,7 +177,7 @@ class ValueConv(nn.Module):
         """(B, N, dim) -> (B, N, dim)."""
         num_heads, _, *kernel = self.weight.shape
         dim = v.shape[-1]
-        weight = self.weight.repeat_interleave(dim // num_heads, 0)
+        weight = self.weight.expand(-1, dim // num_heads, *kernel).reshape(dim, 1, *kernel)
         conv = F.conv1d if len(kernel) == 1 else F.conv2d
         image = v.transpose(1, 2).unflatten(2, size)
         out = conv(image, weight, padding=kernel[0] // 2, groups=dim)

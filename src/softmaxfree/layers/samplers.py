@@ -10,9 +10,11 @@ import math
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..ops.precision import compute_dtype
+from ..ops.tracing import is_exporting
 
 Size = tuple[int, ...]
 """(N,) for a sequence, (H, W) for an image."""
@@ -71,7 +73,7 @@ class Sampler(nn.Module):
         """How many landmarks `tokens` asks for along each side: no more than there is to pool."""
         assert self.tokens is not None
         side = self.tokens if self.ndim == 1 else math.isqrt(self.tokens)
-        return tuple(min(side, length) for length in grid)
+        return tuple(torch.sym_min(side, length) for length in grid)  # type: ignore[misc]
 
     def extra_repr(self) -> str:
         tokens = "" if self.tokens is None else f", tokens={self.tokens}"
@@ -179,10 +181,9 @@ def split_windows(x: Tensor, size: Size, grid: Size, ratio: int, replicate: bool
     x = x.unflatten(-2, size)
     for axis, (side, windows) in enumerate(zip(size, grid)):
         dim, length = axis - len(size) - 1, windows * ratio
-        if length < side:
-            x = x.narrow(dim, 0, length)
-        elif length > side:
-            x = _extend(x, dim, side, length, replicate)
+        # An exported graph is for all sizes.
+        if is_exporting() or length != side:
+            x = _fit(x, dim, side, length, replicate)
     if len(grid) == 1:
         return x.unflatten(-2, (grid[0], ratio))
     x = x.unflatten(-2, (grid[1], ratio)).unflatten(-4, (grid[0], ratio))
@@ -190,11 +191,11 @@ def split_windows(x: Tensor, size: Size, grid: Size, ratio: int, replicate: bool
     return x.transpose(-4, -3).flatten(-3, -2).flatten(-4, -3)
 
 
-def _extend(x: Tensor, dim: int, side: int, length: int, replicate: bool) -> Tensor:
+def _fit(x: Tensor, dim: int, side: int, length: int, replicate: bool) -> Tensor:
+    """An axis made longer, by its last entry or by zeros, or shorter."""
     if replicate:
         return x.index_select(dim, torch.arange(length, device=x.device).clamp(max=side - 1))
-    zeros = x.new_zeros(1).expand(*x.shape[:dim], length - side, *x.shape[dim + 1 :])
-    return torch.cat([x, zeros], dim)
+    return F.pad(x, [0, 0] * (-1 - dim) + [0, length - side])
 
 
 def window_mask(mask: Tensor, size: Size, grid: Size, ratio: int) -> Tensor:
@@ -229,7 +230,7 @@ def pool(x: Tensor, size: Size, bins: Size, mask: Tensor | None) -> tuple[Tensor
     dropped tokens are left out: a padded and masked grid gives what the grid alone gives.
     """
     if mask is None:
-        if size == bins:
+        if not is_exporting() and size == bins:
             return x, None
         wide = x.to(compute_dtype(x)).unflatten(-2, size)
         for dim, (side, count) in enumerate(zip(size, bins), start=-1 - len(size)):

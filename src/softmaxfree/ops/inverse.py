@@ -17,6 +17,9 @@ from .checks import check_floating, shape
 from .precision import compute_dtype, tiny, without_autocast
 from .tracing import is_exporting
 
+_MOST_LANDMARKS = 2**16
+"""An exported graph is for all sizes up to this."""
+
 Method = Callable[[Tensor, int, float], Tensor]
 """(A of shape (..., m, m), iterations, ridge) -> inverse of shape (..., m, m)."""
 
@@ -81,9 +84,9 @@ def kernel_inverse(a: Tensor, method: str, iters: int, ridge: float) -> Tensor:
     cannot make A + ridge I indefinite.
     """
     if method == "auto":
-        iters = rescaled_steps(a.shape[-1], ridge, torch.finfo(a.dtype).eps)
-        rounding = torch.finfo(a.dtype).eps * a.shape[-1] ** 2
-        if ridge > rounding and _on_cpu(a):
+        largest = _MOST_LANDMARKS if is_exporting() else a.shape[-1]
+        iters = rescaled_steps(largest, ridge, torch.finfo(a.dtype).eps)
+        if _on_cpu(a) and ridge > torch.finfo(a.dtype).eps * a.shape[-1] ** 2:
             return _definite_with_gradient(a, iters, ridge)
     return INVERSES[method](a, iters, ridge)
 
@@ -234,6 +237,10 @@ def _row_sums(a: Tensor) -> Tensor:
 
 
 def add_ridge(a: Tensor, ridge: float | Tensor) -> Tensor:
+    """A + ridge I; a ridge for each matrix has shape (..., 1)."""
+    if torch.compiler.is_compiling():  # exporters want no changes in place
+        identity = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+        return a + identity * (ridge.unsqueeze(-1) if isinstance(ridge, Tensor) else ridge)
     a = a.clone()
     a.diagonal(dim1=-2, dim2=-1).add_(ridge)
     return a

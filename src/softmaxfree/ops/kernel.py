@@ -1,7 +1,7 @@
 """The Gaussian kernel that compares tokens: k(x, y) = exp(-|x - y|^2 / 2) on scaled tokens.
 
 There are two ways to it. `kernel_matrix` is right for tokens of any magnitude, near-duplicates
-among them, and serves whatever is inverted. `product_rows` and `product_columns` make it one
+among them, and serves whatever is inverted. Rows [x, 1, |x|^2] and `product_columns` make it one
 matrix product, k = exp(rows columns^T), and serve the large n x m factor.
 """
 
@@ -18,6 +18,9 @@ from .precision import compute_dtype, without_autocast
 TO_BASE_2 = math.log2(math.e) ** 0.5
 """exp(-|x - y|^2 / 2) = 2^(-|cx - cy|^2 / 2) for this c. exp2 takes half the time of exp on a
 CPU, an eighth where values underflow."""
+
+Measured = tuple[Tensor, Tensor]
+"""Tokens (..., n, d) and their squared norms (..., n, 1)."""
 
 
 def gaussian_kernel(q: Tensor, k: Tensor) -> Tensor:
@@ -71,6 +74,9 @@ class _Kernel(torch.autograd.Function):
             kernel = _exponents(x, y, scale * TO_BASE_2).exp2_()
             if y is None:
                 kernel = torch.maximum(kernel, kernel.mT)  # symmetric to the last bit
+                if torch.compiler.is_compiling():  # exporters want no changes in place
+                    diagonal = torch.eye(x.shape[-2], dtype=torch.bool, device=x.device)
+                    return torch.where(diagonal, 1, kernel)
                 kernel.diagonal(dim1=-2, dim2=-1).fill_(1)
             return kernel
 
@@ -121,9 +127,21 @@ def _exponents(x: Tensor, y: Tensor | None, scale: float) -> Tensor:
         return pairs.mul_(scale).square_().sum(-1).mul_(-0.5)
     others = _in_float64(x if y is None else y)
     shift = others.mean(-2, keepdim=True) * -scale
-    right = _measured(others, shift, scale)
-    left = right if y is None else _measured(_in_float64(x), shift, scale)
+    right = _with_norms(torch.add(shift, others, alpha=scale))
+    left = right if y is None else _with_norms(torch.add(shift, _in_float64(x), alpha=scale))
+    if torch.compiler.is_compiling():
+        return exponents_of(left, right).to(x.dtype).clamp(max=0)
     return (_rows(*left) @ _columns(*right).mT).to(x.dtype).clamp(max=0)
+
+
+def exponents_of(left: Measured, right: Measured) -> Tensor:
+    """x.y - |x|^2 / 2 - |y|^2 / 2 term by term, for compilers to fuse.
+
+    They are to see no concatenation of narrow columns: torch 2.15's C++ code for it writes
+    beyond the end of its buffer.
+    """
+    (x, x_norms), (y, y_norms) = left, right
+    return x @ y.mT - 0.5 * x_norms - 0.5 * y_norms.mT
 
 
 def _in_float64(tokens: Tensor) -> Tensor:
@@ -131,14 +149,9 @@ def _in_float64(tokens: Tensor) -> Tensor:
     return tokens.clamp(-1e150, 1e150) if tokens.dtype == torch.float64 else tokens.double()
 
 
-def product_rows(tokens: Tensor, shift: Tensor, scale: float) -> Tensor:
-    """[x, 1, |x|^2] for x = scale * tokens + shift: (..., n, d) -> (..., n, d + 2)."""
-    return _rows(*_measured(tokens, shift, scale))
-
-
 def product_columns(landmarks: Tensor, shift: Tensor, scale: float) -> Tensor:
     """[y, -|y|^2 / 2, -1 / 2] for y = scale * landmarks + shift: (..., m, d + 2)."""
-    return _columns(*_measured(landmarks, shift, scale))
+    return _columns(*measured(landmarks, shift, scale))
 
 
 def _rows(x: Tensor, norm: Tensor) -> Tensor:
@@ -149,10 +162,13 @@ def _columns(y: Tensor, norm: Tensor) -> Tensor:
     return torch.cat([y, norm * -0.5, torch.full_like(norm, -0.5)], -1)
 
 
-def _measured(tokens: Tensor, shift: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Tokens, scaled and shifted, and their squared norms (..., n, 1)."""
+def measured(tokens: Tensor, shift: Tensor, scale: float) -> Measured:
+    """Tokens, scaled and shifted, and their squared norms."""
     bound = token_bound(tokens)
-    x = torch.add(shift, tokens, alpha=scale).clamp(-bound, bound)
+    return _with_norms(torch.add(shift, tokens, alpha=scale).clamp(-bound, bound))
+
+
+def _with_norms(x: Tensor) -> Measured:
     return x, x.square().sum(-1, keepdim=True)
 
 

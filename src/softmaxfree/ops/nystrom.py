@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .batching import keep_signature, mapped_axis_first, needs_apply, needs_gradient
 from .inverse import inverse_of_definite
-from .kernel import TO_BASE_2, product_columns, product_rows, token_bound
+from .kernel import TO_BASE_2, exponents_of, measured, product_columns, token_bound
 from .precision import without_autocast
 from .scratch import scratch
 
@@ -80,26 +80,26 @@ def _plain(
     with without_autocast(q):
         if factor is not None:
             z = inverse_of_definite(z)
-        shift, columns = _landmark_side(landmarks, scales)
+        shift, scale = _shift(landmarks, scales), scales.landmarks * TO_BASE_2
+        centres = measured(landmarks, shift, scale)
 
         def kernel(tokens: Tensor) -> Tensor:
-            rows = product_rows(tokens, shift, scales.tokens * TO_BASE_2)
-            return (columns @ rows.mT).clamp(max=0).exp2()  # (b, m, n)
+            x = measured(tokens, shift, scales.tokens * TO_BASE_2)
+            return exponents_of(centres, x).clamp(max=0).exp2()  # (b, m, n)
 
         p_q = kernel(q)
         p_k = p_q if k is None else kernel(k)
         return p_q.mT @ (z @ (p_k @ v))
 
 
-def _landmark_side(landmarks: Tensor, scales: Scales) -> tuple[Tensor, Tensor]:
-    """The product form's shift, (b, 1, d), and its columns, (b, m, d + 2).
+def _shift(landmarks: Tensor, scales: Scales) -> Tensor:
+    """What is added to tokens and landmarks, (b, 1, d).
 
     Any shift gives the same kernel; the one that takes the landmarks' mean to 0 costs few digits.
     """
-    scale = scales.landmarks * TO_BASE_2
     # Divided before they are added: the sum stays finite.
-    shift = (landmarks.detach() * (-scale / landmarks.shape[-2])).sum(-2, keepdim=True)
-    return shift, product_columns(landmarks, shift, scale)
+    scale = scales.landmarks * TO_BASE_2 / landmarks.shape[-2]
+    return (landmarks.detach() * -scale).sum(-2, keepdim=True)
 
 
 class _Tiled(torch.autograd.Function):
@@ -275,7 +275,9 @@ def _sides(
     longest = q.shape[1] if k is None else max(q.shape[1], k.shape[1])
     # A tile is contiguous in memory: whole matrices, or a part of a single one.
     stacks = [_Stack(*span) for span in _spans(q.shape[0], max(1, tile_tokens // longest))]
-    common = (*_landmark_side(landmarks, scales), scales, stacks[0].size, tile_tokens)
+    shift = _shift(landmarks, scales)
+    columns = product_columns(landmarks, shift, scales.landmarks * TO_BASE_2)
+    common = (shift, columns, scales, stacks[0].size, tile_tokens)
     queries = _Side(q, *common)
     return stacks, queries, queries if k is None else _Side(k, *common)
 
@@ -336,7 +338,10 @@ class _Side:
         return values.view(stack.size, m, tile.size)
 
     def fill(self, tile: _Tile) -> Tensor:
-        """Computes them: `product_rows` and a product, in memory that the next tile uses again."""
+        """Computes them as a product of rows [x, 1, |x|^2] and the columns.
+
+        The rows' memory is used again by the next tile.
+        """
         d = self.tokens.shape[-1]
         rows = _part(_part(self.rows, 0, 0, tile.stack.size), 1, 0, tile.size)
         x, norms = rows.narrow(2, 0, d), rows.select(2, d + 1)
