@@ -29,13 +29,106 @@ def bench_attention(
     """
     from .bench.attention import run
 
-    if threads is not None and threads < 1:
-        raise ValueError(f"--threads must be at least 1, got {threads}")
+    _check_threads(threads)
     run(preset, threads, out, memory)
 
 
+def bench_models(
+    preset: Literal["speed", "large"] = "speed", threads: int = 1, out: Path = Path("results")
+) -> None:
+    """Measure whole backbones against their peers, in inference and in a training step.
+
+    Prints a table and writes it as JSON and Markdown. Contestants run in turns in one process.
+    Only ratios within one run carry over to other machines.
+
+    Args:
+        preset: speed: softpp_small against Swin-T, softpp_tiny_fudan against PVTv2-B1, batch 4 at
+            224 x 224 (4 minutes); large: one image of 800 x 1333 pixels, time and memory, against
+            the released formula (8 minutes).
+        threads: Threads to compute with; 1 compares best.
+        out: Folder for the results.
+    """
+    from .bench.models import run
+
+    _check_threads(threads)
+    run(preset, threads, out)
+
+
+def models(out: Path | None = None) -> None:
+    """List every backbone: parameters and multiply-adds, beside the paper's figures.
+
+    Args:
+        out: Folder to write the table to, as JSON and Markdown; printed only if not given.
+    """
+    from .bench.family import run
+
+    run(out)
+
+
+def convert(source: Path, target: Path, attention: Literal["soft", "softpp"] = "soft") -> None:
+    """Turn a released checkpoint into safetensors, and say what it holds.
+
+    Sizes and depths are read from the shapes of its weights; averaged weights (EMA) come first.
+    Nothing in the file is run. timm.create_model(..., checkpoint_path=...) takes either file.
+
+    Args:
+        source: The authors' .pth file.
+        target: The .safetensors file to write.
+        attention: Which of the two it was trained as; the weights do not tell.
+    """
+    from .models.convert import convert as convert_file
+
+    found = convert_file(source, target, attention)
+    names = "the authors' names" if found.released else "this package's names"
+    print(f"{source}: {found.parameters:,} parameters under {names}")
+    for name, value in found.arguments.items():
+        print(f"  {name}: {value}")
+    known = found.variant
+    print(f"  that is {attention}_{known}" if known else "  no registered variant has these sizes")
+    print(f"written: {target}; load it with\n  {found.call(attention, target)}")
+
+
+def export(
+    model: str,
+    target: Path,
+    checkpoint: Path | None = None,
+    num_classes: int | None = None,
+    size: int | None = None,
+    inverse: str = "auto",
+) -> None:
+    """Export a backbone to ONNX or to torch.export's format, for images of any size.
+
+    Batch, height and width stay open. The file is then run, an .onnx one by onnxruntime, at three
+    other sizes, one of them odd, and compared with the model. Takes one to five minutes.
+
+    Args:
+        model: Name of a backbone, such as softpp_tiny; see `softmaxfree models`.
+        target: File to write: .onnx or .pt2.
+        checkpoint: Weights to load, .pth or .safetensors; random ones if not given.
+        num_classes: Width of the logits; the model's default if not given.
+        size: Side of the image that is traced with; the model's own if not given.
+        inverse: How the bottleneck matrix is inverted. auto is by products alone; models that
+            were trained with damped or backtrack need those.
+    """
+    from .deploy import export_checked
+
+    export_checked(model, target, checkpoint, num_classes, size, inverse)
+
+
+def _check_threads(threads: int | None) -> None:
+    if threads is not None and threads < 1:
+        raise ValueError(f"--threads must be at least 1, got {threads}")
+
+
 COMMANDS: dict[str, Any] = {
-    "bench": {"_help": "Measure speed and memory.", "attention": bench_attention},
+    "models": models,
+    "convert": convert,
+    "export": export,
+    "bench": {
+        "_help": "Measure speed and memory.",
+        "attention": bench_attention,
+        "models": bench_models,
+    },
 }
 
 

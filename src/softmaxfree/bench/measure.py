@@ -75,9 +75,9 @@ def peak_memory(call: Callable[[], object]) -> int:
         Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
     except OSError:  # not Linux, or not allowed: the largest since the process began has to do
         before = None
-    start = _largest_ever() if before is None else before
+    start = largest_memory() if before is None else before
     call()
-    end = _largest_ever() if before is None else _status("VmHWM")
+    end = largest_memory() if before is None else _status("VmHWM")
     assert end is not None
     return max(end - start, 0)
 
@@ -93,7 +93,8 @@ def _status(field: str) -> int | None:
     return None
 
 
-def _largest_ever() -> int:
+def largest_memory() -> int:
+    """The most bytes that this process has ever had in memory, all included."""
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return largest if sys.platform == "darwin" else largest * 1024
 

@@ -4,8 +4,8 @@ import io
 from pathlib import Path
 from typing import Any
 
+from ..files import write_atomically
 from .contestants import CONTESTANTS
-from .results import write_atomically
 
 try:
     import matplotlib as mpl

@@ -119,12 +119,12 @@ class PositionEmbedding(nn.Module):
         for parameter in self.parameters():
             trunc_normal_(parameter, std=0.02)
 
-    def forward(self, size: Sequence[int]) -> Tensor:
-        """-> (1, prefix + H W, dim)."""
+    def forward(self, x: Tensor, size: Sequence[int]) -> Tensor:
+        """Tokens (B, prefix + H W, dim) of a grid (H, W), with their positions added."""
         height, width = size
         # An exported graph is for all sizes.
         grid = resize_grid(self.grid, height, width, always=is_exporting()).flatten(1, 2)
-        return grid if self.prefix is None else torch.cat([self.prefix, grid], 1)
+        return x + (grid if self.prefix is None else torch.cat([self.prefix, grid], 1))
 
 
 @register_notrace_function

@@ -61,7 +61,7 @@ class Stage(nn.Module):
         x = x.flatten(2).transpose(1, 2)  # (B, dim, H, W) -> (B, H W, dim)
         if self.cls_token is not None:
             x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], 1)
-        x = x + self.position(size)
+        x = self.position(x, size)
         for block in self.blocks:
             x = checkpoint(block, x, size) if self.grad_checkpointing else block(x, size)
         return x, size
@@ -278,24 +278,28 @@ def _ratio(side: int, tokens: int) -> int:
 
 
 def _create(variant: str, pretrained: bool, **kwargs: Any) -> SoftmaxFreeTransformer:
+    """`soft_tiny` and the like: an attention and a size."""
+    attention, size = variant.split("_", 1)
+    arguments = {"attention": attention} | FAMILY[size] | kwargs
+    if size.endswith("_fudan"):
+        arguments = _as_released(arguments["attention"]) | arguments
     return build_model_with_cfg(
         SoftmaxFreeTransformer,
         variant,
         pretrained,
         pretrained_filter_fn=checkpoint_filter_fn,
         feature_cfg={"out_indices": (0, 1, 2, 3), "feature_cls": "getter"},
-        **kwargs,
+        **arguments,
     )
 
 
-def _create_released(variant: str, pretrained: bool, **kwargs: Any) -> SoftmaxFreeTransformer:
-    """As released: softmax in stage 4, tanh-GELU, and the inverse that the weights know."""
-    arguments = {"embed_dims": (64, 128, 320, 512), "stage4": "softmax", "act_layer": "gelu_tanh"}
-    arguments |= kwargs
-    if arguments["attention"] in ("soft", "softpp"):
-        inverse = {"soft": "damped", "softpp": "backtrack"}[arguments["attention"]]
-        arguments = {"inverse": inverse, "pad": "drop"} | arguments
-    return _create(variant, pretrained, **arguments)
+def _as_released(attention: str) -> dict[str, Any]:
+    """Softmax in stage 4, tanh-GELU, and the inverse that the weights were trained with."""
+    arguments = {"stage4": "softmax", "act_layer": "gelu_tanh"}
+    inverses = {"soft": "damped", "softpp": "backtrack"}
+    if attention in inverses:
+        arguments |= {"inverse": inverses[attention], "pad": "drop"}
+    return arguments
 
 
 _SMALL_IMAGES = default_cfg(input_size=(3, 32, 32), pool_size=(2, 2), crop_pct=1.0)
@@ -324,152 +328,144 @@ default_cfgs = generate_default_cfgs(
     }
 )
 
-_NANO: dict[str, Any] = {
-    "img_size": 32,
-    "stem_stride": 2,
-    "embed_dims": (32, 64, 128, 160),
-    "depths": (1, 1, 2, 1),
-    "num_heads": (2, 4, 8, 10),
-    "ratios": (4, 2, 1, 1),
-    "value_conv": (5, 5, 3, 0),
+FAMILY: dict[str, dict[str, Any]] = {
+    "nano": {
+        "img_size": 32,
+        "stem_stride": 2,
+        "embed_dims": (32, 64, 128, 160),
+        "depths": (1, 1, 2, 1),
+        "num_heads": (2, 4, 8, 10),
+        "ratios": (4, 2, 1, 1),
+        "value_conv": (5, 5, 3, 0),
+    },
+    "tiny": {"embed_dims": (64, 128, 320, 512), "depths": (2, 2, 5, 2)},
+    "small": {"embed_dims": (96, 192, 384, 768), "depths": (2, 2, 5, 2)},
+    "medium": {"embed_dims": (96, 192, 384, 768), "depths": (2, 2, 18, 2)},
+    "large": {"embed_dims": (128, 256, 512, 1024), "depths": (2, 2, 18, 2)},
+    "tiny_fudan": {"embed_dims": (64, 128, 320, 512), "depths": (1, 2, 3, 2)},
+    "small_fudan": {"embed_dims": (64, 128, 320, 512), "depths": (1, 3, 20, 4)},
+    "medium_fudan": {"embed_dims": (64, 128, 288, 512), "depths": (1, 3, 29, 5)},
+    "large_fudan": {"embed_dims": (64, 128, 320, 512), "depths": (1, 3, 40, 5)},
+    "huge_fudan": {"embed_dims": (64, 128, 352, 512), "depths": (1, 5, 49, 5)},
 }
-_TINY: dict[str, Any] = {"embed_dims": (64, 128, 320, 512), "depths": (2, 2, 5, 2)}
-_SMALL: dict[str, Any] = {"embed_dims": (96, 192, 384, 768), "depths": (2, 2, 5, 2)}
-_MEDIUM: dict[str, Any] = {"embed_dims": (96, 192, 384, 768), "depths": (2, 2, 18, 2)}
-_LARGE: dict[str, Any] = {"embed_dims": (128, 256, 512, 1024), "depths": (2, 2, 18, 2)}
-
-_TINY_FUDAN: dict[str, Any] = {"depths": (1, 2, 3, 2)}
-_SMALL_FUDAN: dict[str, Any] = {"depths": (1, 3, 20, 4)}
-_MEDIUM_FUDAN: dict[str, Any] = {"depths": (1, 3, 29, 5), "embed_dims": (64, 128, 288, 512)}
-_LARGE_FUDAN: dict[str, Any] = {"depths": (1, 3, 40, 5)}
-_HUGE_FUDAN: dict[str, Any] = {"depths": (1, 5, 49, 5), "embed_dims": (64, 128, 352, 512)}
+"""Arguments of every size: nano, the journal's table, the authors' release."""
 
 
 @register_model
 def soft_nano(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransformer:
     """SOFT-Nano for images of 32 to 64 pixels."""
-    return _create("soft_nano", pretrained, **(_NANO | {"attention": "soft"} | kwargs))
+    return _create("soft_nano", pretrained, **kwargs)
 
 
 @register_model
 def soft_tiny(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransformer:
     """SOFT-Tiny of the journal's table."""
-    return _create("soft_tiny", pretrained, **(_TINY | {"attention": "soft"} | kwargs))
+    return _create("soft_tiny", pretrained, **kwargs)
 
 
 @register_model
 def soft_small(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransformer:
     """SOFT-Small of the journal's table."""
-    return _create("soft_small", pretrained, **(_SMALL | {"attention": "soft"} | kwargs))
+    return _create("soft_small", pretrained, **kwargs)
 
 
 @register_model
 def soft_medium(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransformer:
     """SOFT-Medium of the journal's table."""
-    return _create("soft_medium", pretrained, **(_MEDIUM | {"attention": "soft"} | kwargs))
+    return _create("soft_medium", pretrained, **kwargs)
 
 
 @register_model
 def soft_large(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransformer:
     """SOFT-Large of the journal's table."""
-    return _create("soft_large", pretrained, **(_LARGE | {"attention": "soft"} | kwargs))
+    return _create("soft_large", pretrained, **kwargs)
 
 
 @register_model
 def soft_tiny_fudan(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransformer:
     """SOFT-Tiny as the authors released it."""
-    arguments = _TINY_FUDAN | {"attention": "soft"} | kwargs
-    return _create_released("soft_tiny_fudan", pretrained, **arguments)
+    return _create("soft_tiny_fudan", pretrained, **kwargs)
 
 
 @register_model
 def soft_small_fudan(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransformer:
     """SOFT-Small as the authors released it."""
-    arguments = _SMALL_FUDAN | {"attention": "soft"} | kwargs
-    return _create_released("soft_small_fudan", pretrained, **arguments)
+    return _create("soft_small_fudan", pretrained, **kwargs)
 
 
 @register_model
 def soft_medium_fudan(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransformer:
     """SOFT-Medium as the authors released it."""
-    arguments = _MEDIUM_FUDAN | {"attention": "soft"} | kwargs
-    return _create_released("soft_medium_fudan", pretrained, **arguments)
+    return _create("soft_medium_fudan", pretrained, **kwargs)
 
 
 @register_model
 def soft_large_fudan(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransformer:
     """SOFT-Large as the authors released it."""
-    arguments = _LARGE_FUDAN | {"attention": "soft"} | kwargs
-    return _create_released("soft_large_fudan", pretrained, **arguments)
+    return _create("soft_large_fudan", pretrained, **kwargs)
 
 
 @register_model
 def soft_huge_fudan(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransformer:
     """SOFT-Huge as the authors released it."""
-    arguments = _HUGE_FUDAN | {"attention": "soft"} | kwargs
-    return _create_released("soft_huge_fudan", pretrained, **arguments)
+    return _create("soft_huge_fudan", pretrained, **kwargs)
 
 
 @register_model
 def softpp_nano(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransformer:
     """SOFT++-Nano for images of 32 to 64 pixels."""
-    return _create("softpp_nano", pretrained, **(_NANO | {"attention": "softpp"} | kwargs))
+    return _create("softpp_nano", pretrained, **kwargs)
 
 
 @register_model
 def softpp_tiny(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransformer:
     """SOFT++-Tiny of the journal's table."""
-    return _create("softpp_tiny", pretrained, **(_TINY | {"attention": "softpp"} | kwargs))
+    return _create("softpp_tiny", pretrained, **kwargs)
 
 
 @register_model
 def softpp_small(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransformer:
     """SOFT++-Small of the journal's table."""
-    return _create("softpp_small", pretrained, **(_SMALL | {"attention": "softpp"} | kwargs))
+    return _create("softpp_small", pretrained, **kwargs)
 
 
 @register_model
 def softpp_medium(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransformer:
     """SOFT++-Medium of the journal's table."""
-    return _create("softpp_medium", pretrained, **(_MEDIUM | {"attention": "softpp"} | kwargs))
+    return _create("softpp_medium", pretrained, **kwargs)
 
 
 @register_model
 def softpp_large(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransformer:
     """SOFT++-Large of the journal's table."""
-    return _create("softpp_large", pretrained, **(_LARGE | {"attention": "softpp"} | kwargs))
+    return _create("softpp_large", pretrained, **kwargs)
 
 
 @register_model
 def softpp_tiny_fudan(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransformer:
     """SOFT++-Tiny as the authors released it."""
-    arguments = _TINY_FUDAN | {"attention": "softpp"} | kwargs
-    return _create_released("softpp_tiny_fudan", pretrained, **arguments)
+    return _create("softpp_tiny_fudan", pretrained, **kwargs)
 
 
 @register_model
 def softpp_small_fudan(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransformer:
     """SOFT++-Small as the authors released it."""
-    arguments = _SMALL_FUDAN | {"attention": "softpp"} | kwargs
-    return _create_released("softpp_small_fudan", pretrained, **arguments)
+    return _create("softpp_small_fudan", pretrained, **kwargs)
 
 
 @register_model
 def softpp_medium_fudan(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransformer:
     """SOFT++-Medium as the authors released it."""
-    arguments = _MEDIUM_FUDAN | {"attention": "softpp"} | kwargs
-    return _create_released("softpp_medium_fudan", pretrained, **arguments)
+    return _create("softpp_medium_fudan", pretrained, **kwargs)
 
 
 @register_model
 def softpp_large_fudan(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransformer:
     """SOFT++-Large as the authors released it."""
-    arguments = _LARGE_FUDAN | {"attention": "softpp"} | kwargs
-    return _create_released("softpp_large_fudan", pretrained, **arguments)
+    return _create("softpp_large_fudan", pretrained, **kwargs)
 
 
 @register_model
 def softpp_huge_fudan(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransformer:
     """SOFT++-Huge as the authors released it."""
-    arguments = _HUGE_FUDAN | {"attention": "softpp"} | kwargs
-    return _create_released("softpp_huge_fudan", pretrained, **arguments)
+    return _create("softpp_huge_fudan", pretrained, **kwargs)

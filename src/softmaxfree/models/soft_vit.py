@@ -131,7 +131,7 @@ class SoftmaxFreeViT(Backbone):
         size = x.shape[-2:]
         x = x.flatten(2).transpose(1, 2)  # (B, dim, H, W) -> (B, H W, dim)
         x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], 1)
-        return x + self.position(size), size
+        return self.position(x, size), size
 
     def _block(self, block: nn.Module, x: Tensor, size: Sequence[int]) -> Tensor:
         return checkpoint(block, x, size) if self.grad_checkpointing else block(x, size)

@@ -163,9 +163,9 @@ def _solves(method: str, *tensors: Tensor | None) -> bool:
     landmarks = tensors[-1]
     assert landmarks is not None
     return (
-        landmarks.shape[-2] > 128
-        and method in ("auto", "cholesky")
+        method in ("auto", "cholesky")
         and is_readable(landmarks)
+        and landmarks.shape[-2] > 128
         and not any(x is not None and is_wrapped(x) for x in tensors)
     )
 

@@ -1,0 +1,129 @@
+"""Models as files that run without this package: ONNX and torch.export, for images of any size."""
+
+import contextlib
+import difflib
+import io
+import warnings
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from torch import Tensor
+
+from .files import write_atomically
+from .models.backbone import Backbone
+from .models.checkpoints import read_checkpoint
+
+Size = tuple[int, int]
+
+
+def export_checked(
+    name: str,
+    path: Path,
+    checkpoint: Path | None,
+    num_classes: int | None,
+    side: int | None,
+    inverse: str,
+) -> None:
+    """Builds a backbone, exports it, compares the file with it at other sizes, and says so."""
+    if not timm.is_model(name) or name not in timm.list_models("soft*"):
+        close = difflib.get_close_matches(name, timm.list_models("soft*")) or ["softpp_tiny"]
+        raise ValueError(
+            f"there is no backbone {name!r}; did you mean {' or '.join(close)}? "
+            "`softmaxfree models` lists them"
+        )
+    model = timm.create_model(name, num_classes=num_classes, inverse=inverse)
+    if checkpoint is not None:
+        model.load_state_dict(read_checkpoint(checkpoint))
+    side = side or model.default_cfg["input_size"][-1]
+    sizes = [(side + 32, side), (side, side * 3 // 2), (side + 17, side + 43)]
+    print(f"exporting {name} ...", flush=True)
+    export(model, path, (side, side + 16))
+    print(f"written: {path}, {path.stat().st_size / 1e6:.1f} MB")
+    for (height, width), error in compare(model, path, sizes).items():
+        print(f"  {height} x {width}: {error:.1e} from the model, relative to its largest logit")
+        if error > 1e-4:
+            raise RuntimeError(f"{path} does not compute what the model computes; do not use it")
+
+
+def export(model: Backbone, path: Path, size: Size) -> None:
+    """Writes a model as .onnx or .pt2, with batch, height and width left open.
+
+    Args:
+        model: Takes images (B, in_chans, H, W); it is exported as in evaluation.
+        path: Its suffix says which of the two.
+        size: (height, width) of the image that the model is traced with.
+    """
+    if path.suffix not in (".onnx", ".pt2"):
+        raise ValueError(f"the exported file must end in .onnx or .pt2, got {path}")
+    if path.suffix == ".onnx":
+        _need_onnx()
+    _refuse_what_has_no_graph(model, path)
+    model = model.eval()
+    images = torch.randn(2, model.in_chans, *size)
+    open_axis = torch.export.Dim.DYNAMIC
+    shapes = {"x": {0: open_axis, 2: open_axis, 3: open_axis}}
+    buffer = io.BytesIO()
+    with torch.no_grad(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")  # of the exporters about themselves
+        if path.suffix == ".pt2":
+            torch.export.save(torch.export.export(model, (images,), dynamic_shapes=shapes), buffer)
+        else:
+            program = torch.onnx.export(
+                model,
+                (images,),
+                dynamo=True,
+                dynamic_shapes=shapes,
+                input_names=["images"],
+                output_names=["logits"],
+            )
+            assert program is not None
+            buffer.write(program.model_proto.SerializeToString())
+    write_atomically(path, buffer.getvalue())
+
+
+def compare(model: Backbone, path: Path, sizes: Sequence[Size]) -> dict[Size, float]:
+    """How far the exported model is from the model, relative to its largest logit, by size."""
+    run = open_exported(path)
+    errors = {}
+    for batch, size in enumerate(sizes, start=1):
+        generator = torch.Generator().manual_seed(batch)
+        images = torch.randn(batch, model.in_chans, *size, generator=generator)
+        with torch.no_grad():
+            expected = model.eval()(images)
+        errors[size] = ((run(images) - expected).abs().max() / expected.abs().max()).item()
+    return errors
+
+
+def open_exported(path: Path) -> Callable[[Tensor], Tensor]:
+    """What an exported file computes: images (B, C, H, W) -> logits."""
+    if path.suffix == ".pt2":
+        return torch.export.load(path).module()
+    _need_onnx()
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
+
+
+def _need_onnx() -> None:
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        if find_spec(package) is None:
+            raise ModuleNotFoundError(
+                f"ONNX needs {package}; install it with: pip install 'softmaxfree[export]'"
+            )
+
+
+def _refuse_what_has_no_graph(model: Backbone, path: Path) -> None:
+    for module in model.modules():
+        method: Any = getattr(module, "inverse", None)
+        if path.suffix == ".onnx" and method in ("cholesky", "exact"):
+            raise ValueError(
+                f"ONNX has no operator for inverse={method!r}; build the model with "
+                "inverse='auto', which gives the same by products alone"
+            )
