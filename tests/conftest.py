@@ -8,6 +8,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from softmaxfree.ops.inverse import INVERSES
+
 SHARED = Path(__file__).parents[2] / "shared"
 
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -30,9 +32,21 @@ class Golden:
         return found
 
 
-@pytest.fixture(scope="session", params=["f64", "f32"])
-def golden_layers(request: pytest.FixtureRequest) -> Golden:
-    path = SHARED / "golden" / f"layers_{request.param}.safetensors"
+def load_golden(name: str, precision: str) -> Golden:
+    path = SHARED / "golden" / f"{name}_{precision}.safetensors"
     if not path.exists():
         pytest.skip(f"the golden tensors {path.name} are not beside this clone, in ../shared")
-    return Golden(load_file(path), torch.float64 if request.param == "f64" else torch.float32)
+    return Golden(load_file(path), torch.float64 if precision == "f64" else torch.float32)
+
+
+@pytest.fixture(scope="session", params=["f64", "f32"])
+def golden_layers(request: pytest.FixtureRequest) -> Golden:
+    return load_golden("layers", request.param)
+
+
+@pytest.fixture
+def released_backtrack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The release's own scheme as `inverse="released_backtrack"`."""
+    from .released import released_backtrack
+
+    monkeypatch.setitem(INVERSES, "released_backtrack", released_backtrack)

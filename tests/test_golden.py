@@ -2,46 +2,21 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from softmaxfree import SoftmaxFreeAttention, pinv
 from softmaxfree.layers.blocks import PostNormBlock
 from softmaxfree.ops.attention import landmark_attention
-from softmaxfree.ops.inverse import INVERSES, backtracked_alpha
 
 from .conftest import Golden
+from .released import assert_close
 
 TAGS = ["r8_24x16", "r4_16x12", "r2_8x6", "r4_19x13_nondiv", "r2_8x6_noconv"]
 VALUE_CONV = dict(zip(TAGS, [9, 5, 3, 5, None]))
 NEWTON = ["m4_well", "m9_mid", "m49_mid", "m49_well", "m49_nearrank1", "m16_identity"]
 INVERSE = {"base": "damped", "norm": "released_backtrack"}
 
-
-def released_backtrack(a: Tensor, iters: int, ridge: float) -> Tensor:
-    """The release's scheme with its defect: one step size for the whole batch, and the gradient
-    taken through all steps and through the step size."""
-    alpha = backtracked_for_all(a, 2 / a.sum(-1).max() ** 2)
-    z = alpha * a
-    for _ in range(iters):
-        z = 2 * z - z @ a @ z
-    return z
-
-
-def backtracked_for_all(a: Tensor, alpha: Tensor) -> Tensor:
-    """`backtracked_alpha` of all matrices at once: the smallest that any of them needs."""
-    return backtracked_alpha(a, alpha.expand(*a.shape[:-2], 1, 1)).min()
-
-
-@pytest.fixture(autouse=True)
-def _released_backtrack(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(INVERSES, "released_backtrack", released_backtrack)
-
-
-def assert_close(got: Tensor, expected: Tensor, golden: Golden, f32: float = 1e-5) -> None:
-    tolerance = 1e-10 if golden.dtype == torch.float64 else f32
-    scale = max(1.0, expected.abs().max().item())
-    assert got.shape == expected.shape
-    assert (got - expected).abs().max().item() <= tolerance * scale
+pytestmark = pytest.mark.usefixtures("released_backtrack")
 
 
 @pytest.mark.parametrize("name", NEWTON)

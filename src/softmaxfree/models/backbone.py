@@ -1,7 +1,7 @@
 """What the backbones share: the head, and how weights are loaded."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,23 +26,21 @@ for attention in (SoftmaxFreeAttention, SoftmaxAttention, GaussianAttention):
 class Backbone(nn.Module, ABC):
     """Tokens by `forward_features`, logits of them by `forward_head`."""
 
-    norm: nn.Module
-
-    def __init__(
-        self, num_features: int, in_chans: int, num_classes: int, global_pool: str, drop_rate: float
-    ) -> None:
+    def __init__(self, in_chans: int) -> None:
         super().__init__()
-        if in_chans < 1 or num_classes < 0:
-            raise ValueError(
-                f"in_chans must be at least 1 and num_classes 0 or more, "
-                f"got in_chans={in_chans}, num_classes={num_classes}"
-            )
+        if in_chans < 1:
+            raise ValueError(f"in_chans must be at least 1, got {in_chans}")
         self.in_chans = in_chans
-        self.num_features = self.head_hidden_size = num_features
         self.grad_checkpointing = False
+        self.register_load_state_dict_pre_hook(_adapt_weights)
+
+    def add_head(self, width: int, num_classes: int, global_pool: str, drop_rate: float) -> None:
+        """The last layers, after all others; then all weights are drawn."""
+        self.num_features = self.head_hidden_size = width
+        self.norm: nn.Module = nn.LayerNorm(width, 1e-6)
         self.head_drop = nn.Dropout(drop_rate)
         self._set_head(num_classes, global_pool)
-        self.register_load_state_dict_pre_hook(_adapt_weights)
+        self.apply(init_weights)
 
     @abstractmethod
     def forward_tokens(self, x: Tensor) -> Tensor:
@@ -78,13 +76,21 @@ class Backbone(nn.Module, ABC):
         """Blocks are computed again in the backward pass: less memory, more time."""
         self.grad_checkpointing = enable
 
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Loads weights under this package's names or the authors', of any position grid."""
+        state = checkpoint_filter_fn(state_dict, self)
+        check_state_dict(state, self, strict)
+        return super().load_state_dict(state, strict, assign)
+
     def get_classifier(self) -> nn.Module:
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """A new, untrained head; none for 0 classes."""
-        self._set_head(num_classes, self.global_pool if global_pool is None else global_pool)
         like = next(self.parameters())
+        self._set_head(num_classes, self.global_pool if global_pool is None else global_pool)
         self.head.to(device=like.device, dtype=like.dtype).train(self.training)
         self.head.apply(init_weights)
 
@@ -93,19 +99,18 @@ class Backbone(nn.Module, ABC):
             raise ValueError(
                 f"global_pool must be one of {', '.join(map(repr, POOLS))}, got {global_pool!r}"
             )
+        if num_classes < 0:
+            raise ValueError(f"num_classes must be 0 or more, got {num_classes}")
         self.num_classes, self.global_pool = num_classes, global_pool
         self.head = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
 
 
-def _adapt_weights(
-    module: nn.Module, state_dict: dict[str, Any], prefix: str, _: Any, strict: bool, *__: Any
-) -> None:
-    """Before weights are loaded: foreign names and grids become the model's own."""
+def _adapt_weights(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Before weights are loaded, also into a model around this one: foreign names become ours."""
     keys = [key for key in state_dict if key.startswith(prefix)]
     own = {key.removeprefix(prefix): state_dict.pop(key) for key in keys}
-    own = checkpoint_filter_fn(own, module)
-    check_state_dict(own, module, strict)
-    state_dict.update({prefix + key: tensor for key, tensor in own.items()})
+    for key, tensor in checkpoint_filter_fn(own, module).items():
+        state_dict[prefix + key] = tensor
 
 
 @register_notrace_module

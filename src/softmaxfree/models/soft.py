@@ -24,7 +24,6 @@ from .backbone import (
     Backbone,
     PositionEmbedding,
     default_cfg,
-    init_weights,
     pair,
     spread_drop_path,
 )
@@ -148,7 +147,7 @@ class SoftmaxFreeTransformer(Backbone):
         )  # fmt: skip
 
         with torch.device(device or torch.get_default_device()):
-            super().__init__(embed_dims[3], in_chans, num_classes, global_pool, drop_rate)
+            super().__init__(in_chans)
             self.num_stages = 4
             self.feature_info = []
             self.stages = nn.ModuleList()
@@ -180,8 +179,7 @@ class SoftmaxFreeTransformer(Backbone):
                 self.feature_info.append(
                     {"num_chs": dim, "reduction": reduction, "module": f"stages.{i}"}
                 )
-            self.norm = nn.LayerNorm(embed_dims[3], 1e-6)
-            self.apply(init_weights)
+            self.add_head(embed_dims[3], num_classes, global_pool, drop_rate)
         self.to(dtype=dtype)
 
     @property

@@ -19,7 +19,6 @@ from .backbone import (
     Backbone,
     PositionEmbedding,
     default_cfg,
-    init_weights,
     pair,
     spread_drop_path,
 )
@@ -87,7 +86,7 @@ class SoftmaxFreeViT(Backbone):
             ridge=ridge, pad=pad,
         )  # fmt: skip
         with torch.device(device or torch.get_default_device()):
-            super().__init__(embed_dim, in_chans, num_classes, global_pool, drop_rate)
+            super().__init__(in_chans)
             self.depth = depth
             height, width = pair(img_size, "img_size")
             grid = (-(-height // patch_size), -(-width // patch_size))
@@ -117,8 +116,7 @@ class SoftmaxFreeViT(Backbone):
                 {"num_chs": embed_dim, "reduction": patch_size, "module": f"blocks.{i}"}
                 for i in range(depth)
             ]
-            self.norm = nn.LayerNorm(embed_dim, 1e-6)
-            self.apply(init_weights)
+            self.add_head(embed_dim, num_classes, global_pool, drop_rate)
         self.to(dtype=dtype)
 
     @property
