@@ -1,8 +1,13 @@
 """The command line, as a user meets it."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+import timm
+import torch
 
 
 def softmaxfree(*words: str) -> subprocess.CompletedProcess[str]:
@@ -60,3 +65,77 @@ def test_a_missing_extra_is_named_before_the_work_starts(tmp_path: Path) -> None
         "install it with: pip install 'softmaxfree[plots]'\n"
     )
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_models_lists_every_backbone_beside_the_papers_figures(tmp_path: Path) -> None:
+    done = softmaxfree("models", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 100
+    rows = json.loads((tmp_path / "models.json").read_text())["rows"]
+    found = {row["model"]: row for row in rows if not row["arguments"]}
+    assert set(found) == set(timm.list_models("soft*"))
+    for name, millions in {"tiny": 1.94, "small": 6.40, "medium": 7.40, "large": 11.25}.items():
+        assert bare(found[f"soft_{name}_fudan"]) == pytest.approx(millions, rel=0.015)
+    for name, millions in {"tiny": 2.58, "small": 4.44, "medium": 8.79, "large": 15.24}.items():
+        assert bare(found[f"softpp_{name}"]) == pytest.approx(millions, rel=0.015)
+    for row in rows:
+        if row["arguments"] and row["paper_parameters_m"]:
+            assert round(row["parameters"] / 1e6, 2) == row["paper_parameters_m"]
+    assert "soft_tiny_fudan" in (tmp_path / "models.md").read_text()
+
+
+def bare(row: dict[str, float]) -> float:
+    """G multiply-adds without the inverses."""
+    return (row["multiply_adds"] - row["inverse_multiply_adds"]) / 1e9
+
+
+def test_convert_says_what_it_found(tmp_path: Path) -> None:
+    source, target = tmp_path / "in.pth", tmp_path / "out.safetensors"
+    model = timm.create_model("softpp_nano", num_classes=10)
+    torch.save({"state_dict": model.state_dict()}, source)
+    done = softmaxfree("convert", str(source), str(target), "--attention", "softpp")
+    assert done.returncode == 0, done.stderr
+    assert "that is softpp_nano" in done.stdout
+    assert "depths: (1, 1, 2, 1)" in done.stdout
+    call = done.stdout.splitlines()[-1].strip()
+    loaded = eval(call, {"timm": timm})
+    assert torch.equal(loaded.head.weight, model.head.weight)
+
+
+def test_convert_refuses_a_broken_file_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "in.pth").write_bytes(b"PK\x03\x04 not a checkpoint")
+    done = softmaxfree("convert", str(tmp_path / "in.pth"), str(tmp_path / "out.safetensors"))
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert "in.pth cannot be read as weights" in done.stderr
+
+
+@pytest.mark.slow
+def test_export_to_onnx_is_checked_at_other_sizes(tmp_path: Path) -> None:
+    model, target = timm.create_model("softpp_nano", num_classes=10), tmp_path / "model.onnx"
+    for parameter in model.parameters():  # away from where all inputs give the same
+        torch.nn.init.normal_(parameter, std=0.2) if parameter.ndim == 1 else None
+    torch.save(model.state_dict(), tmp_path / "weights.pth")
+    done = softmaxfree(
+        "export", "softpp_nano", str(target), "--num_classes", "10",
+        "--checkpoint", str(tmp_path / "weights.pth"), "--size", "64",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for size in ("96 x 64", "64 x 96", "81 x 107"):
+        assert size in done.stdout
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(target)
+    images = torch.randn(3, 3, 55, 70)
+    (logits,) = session.run(None, {"images": images.numpy()})
+    torch.testing.assert_close(torch.from_numpy(logits), model.eval()(images), atol=1e-4, rtol=1e-4)
+
+
+def test_export_knows_the_names() -> None:
+    done = softmaxfree("export", "softpp_tinny", "model.onnx")
+    assert done.returncode == 1
+    assert "there is no backbone 'softpp_tinny'; did you mean softpp_tiny" in done.stderr
+    done = softmaxfree("export", "softpp_nano", "model.pth")
+    assert done.returncode == 1
+    assert "must end in .onnx or .pt2, got model.pth" in done.stderr

@@ -11,13 +11,15 @@ import pytest
 import softmaxfree
 
 SOURCE = Path(softmaxfree.__file__).parent
-ORDER = ["ops", "layers", "bench", "cli"]
+ORDER = ["files", "ops", "layers", "models", "deploy", "bench", "cli"]
 """Each may import from those before it, and from itself."""
 
 
 def test_public_names_are_pinned() -> None:
     assert softmaxfree.__all__ == [
         "SoftmaxFreeAttention",
+        "SoftmaxFreeTransformer",
+        "SoftmaxFreeViT",
         "gaussian_attention",
         "gaussian_kernel",
         "pinv",
@@ -66,5 +68,5 @@ def test_the_import_is_light() -> None:
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    heavy = {"matplotlib", "jsonargparse", "lightning", "pandas", "scipy"}
+    heavy = {"matplotlib", "jsonargparse", "lightning", "onnx", "pandas", "scipy", "transformers"}
     assert not heavy & set(done.stdout.split())

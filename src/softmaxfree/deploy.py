@@ -62,27 +62,31 @@ def export(model: Backbone, path: Path, size: Size) -> None:
     if path.suffix == ".onnx":
         _need_onnx()
     _refuse_what_has_no_graph(model, path)
-    model = model.eval()
+    buffer = io.BytesIO()
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")  # of the exporters about themselves
+        program = graph(model, size)
+        if path.suffix == ".pt2":
+            torch.export.save(program, buffer)
+        else:
+            onnx = torch.onnx.export(
+                program, dynamo=True, input_names=["images"], output_names=["logits"]
+            )
+            assert onnx is not None
+            buffer.write(onnx.model_proto.SerializeToString())
+    write_atomically(path, buffer.getvalue())
+
+
+def graph(model: Backbone, size: Size) -> torch.export.ExportedProgram:
+    """What a model does in evaluation, with batch, height and width left open."""
     images = torch.randn(2, model.in_chans, *size)
     open_axis = torch.export.Dim.DYNAMIC
-    shapes = {"x": {0: open_axis, 2: open_axis, 3: open_axis}}
-    buffer = io.BytesIO()
-    with torch.no_grad(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")  # of the exporters about themselves
-        if path.suffix == ".pt2":
-            torch.export.save(torch.export.export(model, (images,), dynamic_shapes=shapes), buffer)
-        else:
-            program = torch.onnx.export(
-                model,
-                (images,),
-                dynamo=True,
-                dynamic_shapes=shapes,
-                input_names=["images"],
-                output_names=["logits"],
-            )
-            assert program is not None
-            buffer.write(program.model_proto.SerializeToString())
-    write_atomically(path, buffer.getvalue())
+    with torch.no_grad():
+        return torch.export.export(
+            model.eval(),
+            (images,),
+            dynamic_shapes={"x": {0: open_axis, 2: open_axis, 3: open_axis}},
+        )
 
 
 def compare(model: Backbone, path: Path, sizes: Sequence[Size]) -> dict[Size, float]:

@@ -10,12 +10,15 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 
-from softmaxfree.bench import attention, contestants
+from softmaxfree.bench import attention, contestants, models
 from softmaxfree.bench.attention import Case, Preset, run
+from softmaxfree.bench.cost import cost
 from softmaxfree.bench.measure import exponent, in_fresh_process, time_interleaved
-from softmaxfree.bench.results import table, write_atomically
+from softmaxfree.bench.results import table
+from softmaxfree.files import write_atomically
 
 
 @pytest.fixture
@@ -110,7 +113,7 @@ def test_a_kill_leaves_whole_files(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     script = f"""
 from pathlib import Path
-from softmaxfree.bench.results import write_atomically
+from softmaxfree.files import write_atomically
 while True:
     for letter in "ab":
         write_atomically(Path({str(path)!r}), letter * 5_000_000)
@@ -144,3 +147,59 @@ def test_tables_align() -> None:
     text = table(["name", "ms"], [["a", "1.5"], ["longer", "10.0"]])
     assert text.splitlines() == ["name      ms", "------  ----", "a        1.5", "longer  10.0"]
     assert table(["name", "ms"], [["a", "1.5"]], markdown=True).splitlines()[1] == "| :--- | --: |"
+
+
+def test_models_against_a_peer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = {"depths": (1, 1, 1, 1)}
+    plan = models.Preset(
+        "a test",
+        [
+            models.Contestant("peer", "softpp_nano", arguments=small | {"attention": "released"}),
+            models.Contestant("ours", "softpp_nano", "peer", small),
+            models.Contestant("NCHW", "softpp_nano", "peer", small, channels_last=False),
+        ],
+        (2, 3, 32, 32),
+        repeats=1,
+        training=True,
+    )
+    monkeypatch.setitem(models.PRESETS, "speed", plan)
+    threads = torch.get_num_threads()
+    try:
+        content = models.run("speed", 1, tmp_path)
+    finally:
+        torch.set_num_threads(threads)
+    written = json.loads((tmp_path / "models-speed.json").read_text())
+    assert [row["title"] for row in written["rows"]] == ["peer", "ours", "NCHW"]
+    for row in content["rows"]:
+        assert row["inference_s"] > 0
+        assert row["training_s"] > row["inference_s"]
+    assert "peer" in capsys.readouterr().out
+    assert "| ours " in (tmp_path / "models-speed.md").read_text()
+
+
+def test_the_released_formula_is_what_it_claims() -> None:
+    """One image, one head: there the release's step size is that of `backtrack`."""
+    arguments = {"depths": (1, 1, 1, 1), "num_heads": (1, 1, 1, 1), "dtype": torch.float64}
+    ours = timm.create_model("softpp_nano", inverse="backtrack", **arguments).eval()
+    theirs = timm.create_model("softpp_nano", attention="released", **arguments).eval()
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(1, 3, 32, 32, dtype=torch.float64)
+    torch.testing.assert_close(theirs(x), ours(x), atol=1e-8, rtol=1e-8)
+
+
+def test_memory_is_that_of_a_fresh_process() -> None:
+    taken = in_fresh_process(
+        "softmaxfree.bench.models", preset="large", title="softpp_tiny_fudan, 49 tokens", threads=1
+    )
+    assert 3e8 < taken < 1.5e9
+
+
+@pytest.mark.parametrize("inverse", ["auto", "cholesky", "newton", "damped", "backtrack", "exact"])
+def test_the_cost_without_the_inverse_does_not_depend_on_it(inverse: str) -> None:
+    arguments = {"depths": (1, 1, 1, 1), "img_size": 64}
+    expected = cost(timm.create_model("soft_nano", **arguments), 3, 64, 64)
+    found = cost(timm.create_model("soft_nano", inverse=inverse, **arguments), 3, 64, 64)
+    bare = expected.multiply_adds - expected.inverse
+    assert found.multiply_adds - found.inverse == pytest.approx(bare, rel=1e-3)

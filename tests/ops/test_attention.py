@@ -406,3 +406,60 @@ def test_bad_input_is_named() -> None:
         softmax_free_attention(q, k, v, landmarks[..., :0, :])
     with pytest.raises(ValueError, match="q must be a tensor, got list"):
         softmax_free_attention([[1.0]], k, v, landmarks)
+
+
+@NORMALIZE
+@pytest.mark.parametrize("keys", [None, 90], ids=["self", "cross"])
+@pytest.mark.parametrize("stored", [2**25, 1], ids=["stored", "computed-twice"])
+def test_many_landmarks_are_solved_with_and_not_inverted(
+    keys: int | None, stored: int, normalize: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nystrom, "_TILE_BYTES", 2**14)
+    monkeypatch.setattr(nystrom, "_STORED_BYTES", stored)
+    monkeypatch.setattr(torch, "cholesky_inverse", None)
+    arguments = inputs(200, keys, m=130)
+    expected = reference.softmax_free_attention(*arguments, normalize)
+    assert relative_error(softmax_free_attention(*arguments, normalize), expected) < 1e-10
+    leaves = [x.requires_grad_() for x in dict.fromkeys(arguments)]
+    got = softmax_free_attention(*arguments, normalize)
+    expected = reference.softmax_free_attention(*arguments, normalize)
+    cotangent = torch.randn_like(got)
+    for ours, theirs in zip(
+        torch.autograd.grad(got, leaves, cotangent),
+        torch.autograd.grad(expected, leaves, cotangent),
+    ):
+        assert relative_error(ours, theirs) < 1e-8
+
+
+def test_many_landmarks_have_second_derivatives() -> None:
+    q, _, v, landmarks = inputs(20, m=129, b=1)
+
+    def slope(landmarks: Tensor) -> Tensor:
+        out = softmax_free_attention(q, q, v, landmarks).square().sum()
+        return torch.autograd.grad(out, landmarks, create_graph=True)[0].square().sum()
+
+    def numeric(step: float) -> float:
+        return ((slope(landmarks + step * way) - slope(landmarks - step * way)) / (2 * step)).item()
+
+    way = tokens(*landmarks.shape, seed=5)
+    landmarks.requires_grad_()
+    (second,) = torch.autograd.grad(slope(landmarks), landmarks)
+    assert (second * way).sum().item() == pytest.approx(numeric(1e-5), rel=1e-5)
+
+
+def test_many_equal_landmarks_in_float32_give_finite_results() -> None:
+    """Where the factorisation of one matrix fails, it gets more ridge; the others do not."""
+    q, _, v, landmarks = (x.float() for x in inputs(60, m=600))
+    landmarks[0, 1] = landmarks[0, 1, :1]
+    out = softmax_free_attention(q, q, v, landmarks, ridge=1e-9, method="cholesky")
+    assert out.isfinite().all()
+    alone = softmax_free_attention(
+        q[1:], q[1:], v[1:], landmarks[1:], ridge=1e-9, method="cholesky"
+    )
+    assert torch.equal(out[1:], alone)
+
+
+def test_many_landmarks_can_be_mapped() -> None:
+    q, _, v, landmarks = inputs(30, m=131, b=3)
+    mapped = torch.func.vmap(lambda q, v, y: softmax_free_attention(q, q, v, y))(q, v, landmarks)
+    assert relative_error(mapped, softmax_free_attention(q, q, v, landmarks)) < 1e-10

@@ -3,9 +3,10 @@
 import math
 from collections.abc import Sequence
 
-import torch.nn.functional as F
 from timm.layers import ConvNormAct
 from torch import Tensor, nn
+
+from .samplers import fit
 
 
 def conv_embedding(in_chans: int, dim: int, strides: Sequence[int]) -> nn.Sequential:
@@ -35,5 +36,7 @@ class PatchProjection(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, in_chans, H, W) -> (B, dim, H / patch, W / patch), rounded up."""
-        x = F.pad(x, (0, -x.shape[3] % self.patch, 0, -x.shape[2] % self.patch), mode="replicate")
+        for dim in (-2, -1):
+            patches = -(-x.shape[dim] // self.patch)
+            x = fit(x, dim, x.shape[dim], patches * self.patch, replicate=True)
         return self.norm(self.conv(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)

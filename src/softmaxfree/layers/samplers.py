@@ -180,10 +180,7 @@ def split_windows(x: Tensor, size: Size, grid: Size, ratio: int, replicate: bool
     """
     x = x.unflatten(-2, size)
     for axis, (side, windows) in enumerate(zip(size, grid)):
-        dim, length = axis - len(size) - 1, windows * ratio
-        # An exported graph is for all sizes.
-        if is_exporting() or length != side:
-            x = _fit(x, dim, side, length, replicate)
+        x = fit(x, axis - len(size) - 1, side, windows * ratio, replicate)
     if len(grid) == 1:
         return x.unflatten(-2, (grid[0], ratio))
     x = x.unflatten(-2, (grid[1], ratio)).unflatten(-4, (grid[0], ratio))
@@ -191,8 +188,10 @@ def split_windows(x: Tensor, size: Size, grid: Size, ratio: int, replicate: bool
     return x.transpose(-4, -3).flatten(-3, -2).flatten(-4, -3)
 
 
-def _fit(x: Tensor, dim: int, side: int, length: int, replicate: bool) -> Tensor:
+def fit(x: Tensor, dim: int, side: int, length: int, replicate: bool) -> Tensor:
     """An axis made longer, by its last entry or by zeros, or shorter."""
+    if not is_exporting() and length == side:  # an exported graph is for all sizes
+        return x
     if replicate:
         return x.index_select(dim, torch.arange(length, device=x.device).clamp(max=side - 1))
     return F.pad(x, [0, 0] * (-1 - dim) + [0, length - side])

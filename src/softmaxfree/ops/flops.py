@@ -42,7 +42,7 @@ _FORMULAS: dict[Any, Any] = {
     aten.linalg_cholesky_ex: cholesky,
     aten.cholesky_inverse: inverse_by_factor,
     aten.cholesky_solve: solution_by_factor,
-    aten.linalg_eigh: eigenvectors,
+    aten._linalg_eigh: eigenvectors,
 }
 for operation, formula in _FORMULAS.items():
     if operation not in flop_registry:
