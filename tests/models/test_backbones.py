@@ -270,6 +270,7 @@ def test_img_size_sets_the_grids() -> None:
         ({"in_chans": 0}, "in_chans must be at least 1, got 0"),
         ({"num_classes": -1}, "num_classes must be 0 or more, got -1"),
         ({"img_size": 0}, "img_size must be a side or"),
+        ({"act_layer": "relu"}, "act_layer must be one of gelu, gelu_tanh, got 'relu'"),
         ({"stem_stride": 3}, "stem_stride must be 4 or 2, got 3"),
     ],
 )

@@ -75,9 +75,9 @@ def peak_memory(call: Callable[[], object]) -> int:
         Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
     except OSError:  # not Linux, or not allowed: the largest since the process began has to do
         before = None
-    start = largest_memory() if before is None else before
+    start = _largest_ever() if before is None else before
     call()
-    end = largest_memory() if before is None else _status("VmHWM")
+    end = _largest_ever() if before is None else _status("VmHWM")
     assert end is not None
     return max(end - start, 0)
 
@@ -95,6 +95,11 @@ def _status(field: str) -> int | None:
 
 def largest_memory() -> int:
     """The most bytes that this process has ever had in memory, all included."""
+    # What getrusage says counts the process that this one was started from.
+    return _status("VmHWM") or _largest_ever()
+
+
+def _largest_ever() -> int:
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return largest if sys.platform == "darwin" else largest * 1024
 

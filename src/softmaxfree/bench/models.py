@@ -81,7 +81,7 @@ PRESETS = {
             Contestant("softpp_tiny_fudan, auto", "softpp_tiny_fudan", _PVT, {"inverse": "auto"}),
         ],
         (4, 3, 224, 224),
-        repeats=7,
+        repeats=9,
         training=True,
     ),
     "large": Preset(

@@ -10,6 +10,7 @@ from timm.layers import trunc_normal_
 from timm.models import register_notrace_function, register_notrace_module
 from torch import Tensor, nn
 
+from ..layers.activations import TanhGELU
 from ..layers.attention import SoftmaxFreeAttention
 from ..layers.baselines import GaussianAttention, SoftmaxAttention
 from ..ops.checks import shape
@@ -19,8 +20,8 @@ from .checkpoints import check_state_dict, checkpoint_filter_fn, resize_grid
 POOLS = ("token", "avg", "")
 """How tokens become one: the class token, the average of the others, not at all."""
 
-for attention in (SoftmaxFreeAttention, SoftmaxAttention, GaussianAttention):
-    register_notrace_module(attention)  # torch.fx cannot follow their checks
+for module in (SoftmaxFreeAttention, SoftmaxAttention, GaussianAttention, TanhGELU):
+    register_notrace_module(module)  # torch.fx cannot follow their checks
 
 
 class Backbone(nn.Module, ABC):

@@ -12,11 +12,12 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from timm.layers import get_act_layer, trunc_normal_
+from timm.layers import trunc_normal_
 from timm.models import build_model_with_cfg, checkpoint, generate_default_cfgs, register_model
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
+from ..layers.activations import ACTIVATIONS
 from ..layers.blocks import PostNormBlock, PreNormBlock
 from ..layers.patches import conv_embedding, patch_embedding
 from ..layers.table import build_attention, chosen_options
@@ -139,6 +140,10 @@ class SoftmaxFreeTransformer(Backbone):
         value_conv = _four("value_conv", value_conv, 0)
         if stage4 not in STAGE4:
             raise ValueError(f"stage4 must be one of {', '.join(STAGE4)}, got {stage4!r}")
+        if act_layer not in ACTIVATIONS:
+            raise ValueError(
+                f"act_layer must be one of {', '.join(ACTIVATIONS)}, got {act_layer!r}"
+            )
         if stem_stride not in (2, 4):
             raise ValueError(f"stem_stride must be 4 or 2, got {stem_stride}")
         options = chosen_options(
@@ -159,7 +164,7 @@ class SoftmaxFreeTransformer(Backbone):
                     grid = (-(-grid[0] // stride), -(-grid[1] // stride))
                     reduction *= stride
                 last = i == 3
-                act = nn.GELU if last else get_act_layer(act_layer)
+                act = nn.GELU if last else ACTIVATIONS[act_layer]
                 options["ratio"] = ratios[i] if tokens is None else _ratio(min(grid), tokens)
                 blocks: list[nn.Module] = []
                 for _ in range(depths[i]):

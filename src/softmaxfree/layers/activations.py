@@ -1,0 +1,61 @@
+"""The activations of the feed-forward networks."""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..ops.batching import keep_signature, needs_apply
+
+_LINEAR = 2 * math.sqrt(2 / math.pi)
+_CUBIC = _LINEAR * 0.044715
+
+
+class TanhGELU(nn.Module):
+    """GELU in its tanh form, x (1 + tanh(u)) / 2, which the released models have.
+
+    As x sigmoid(2u), the same function, it takes less than half the time of torch's kernel on a
+    CPU.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Any shape."""
+        here = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+        if not here or torch.compiler.is_compiling():
+            return F.gelu(x, approximate="tanh")
+        return (_TanhGELU.apply if needs_apply(x) else _TanhGELU.forward)(x)
+
+
+class _TanhGELU(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    @keep_signature
+    def forward(x: Tensor) -> Tensor:
+        return _gate(x).mul_(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return torch.func.vjp(lambda x: F.gelu(x, approximate="tanh"), x)[1](grad)[0]
+        gate = _gate(x)
+        # gate + x gate (1 - gate) (2u)'
+        slope = x.square().mul_(3 * _CUBIC).add_(_LINEAR).mul_(x)
+        slope.mul_(torch.sub(1, gate)).add_(1)
+        return slope.mul_(gate).mul_(grad)
+
+
+def _gate(x: Tensor) -> Tensor:
+    """sigmoid(2u), u = sqrt(2 / pi) (x + 0.044715 x^3)."""
+    return x.square().mul_(_CUBIC).add_(_LINEAR).mul_(x).sigmoid_()
+
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "gelu_tanh": TanhGELU}
+"""Every activation by its name."""
