@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,12 +32,15 @@ def test_public_names_are_pinned() -> None:
 
 def test_the_readmes_examples_run() -> None:
     readme = Path(__file__).parents[1] / "README.md"
-    blocks = re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)
-    assert blocks
-    for block in blocks:
-        names: dict[str, object] = {}
-        exec(block, names)
-        assert names["out"].shape == names["v"].shape
+    layers, backbones = re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(layers, names)
+    assert names["out"].shape == names["v"].shape
+    exec(backbones, names)
+    assert names["logits"].shape == (2, 10)
+    assert [features.shape[2:] for features in names["maps"]] == [
+        (63, 84), (32, 42), (16, 21), (8, 11)
+    ]  # fmt: skip
 
 
 def imported_parts(path: Path) -> set[str]:

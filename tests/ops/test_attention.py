@@ -45,14 +45,9 @@ def test_matches_the_reference(
     assert relative_error(got, expected) < 1e-4
 
 
-@NORMALIZE
-@pytest.mark.parametrize("keys", [None, 70], ids=["self", "cross"])
-@pytest.mark.parametrize("tile_bytes", [2**20, 1], ids=["one-tile", "many-tiles"])
-def test_gradients_match_the_references(
-    keys: int | None, tile_bytes: int, normalize: bool, monkeypatch: pytest.MonkeyPatch
+def assert_gradients_match(
+    arguments: tuple[Tensor, ...], normalize: bool, tolerance: float
 ) -> None:
-    monkeypatch.setattr(nystrom, "_TILE_BYTES", tile_bytes)
-    arguments = inputs(130, keys)
     leaves = [x.requires_grad_() for x in dict.fromkeys(arguments)]
     got = softmax_free_attention(*arguments, normalize)
     expected = reference.softmax_free_attention(*arguments, normalize)
@@ -61,7 +56,18 @@ def test_gradients_match_the_references(
         torch.autograd.grad(got, leaves, cotangent),
         torch.autograd.grad(expected, leaves, cotangent),
     ):
-        assert relative_error(ours, theirs) < 1e-9
+        assert relative_error(ours, theirs) < tolerance
+
+
+@NORMALIZE
+@pytest.mark.parametrize("keys", [None, 70], ids=["self", "cross"])
+@pytest.mark.parametrize("tile_bytes", [2**20, 1], ids=["one-tile", "many-tiles"])
+def test_gradients_match_the_references(
+    keys: int | None, tile_bytes: int, normalize: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nystrom, "_TILE_BYTES", tile_bytes)
+    arguments = inputs(130, keys)
+    assert_gradients_match(arguments, normalize, 1e-9)
 
 
 def gradient(q: Tensor, v: Tensor, landmarks: Tensor) -> Tensor:
@@ -420,15 +426,7 @@ def test_many_landmarks_are_solved_with_and_not_inverted(
     arguments = inputs(200, keys, m=130)
     expected = reference.softmax_free_attention(*arguments, normalize)
     assert relative_error(softmax_free_attention(*arguments, normalize), expected) < 1e-10
-    leaves = [x.requires_grad_() for x in dict.fromkeys(arguments)]
-    got = softmax_free_attention(*arguments, normalize)
-    expected = reference.softmax_free_attention(*arguments, normalize)
-    cotangent = torch.randn_like(got)
-    for ours, theirs in zip(
-        torch.autograd.grad(got, leaves, cotangent),
-        torch.autograd.grad(expected, leaves, cotangent),
-    ):
-        assert relative_error(ours, theirs) < 1e-8
+    assert_gradients_match(arguments, normalize, 1e-8)
 
 
 def test_many_landmarks_have_second_derivatives() -> None:

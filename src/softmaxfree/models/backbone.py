@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..layers.activations import TanhGELU
 from ..layers.attention import SoftmaxFreeAttention
 from ..layers.baselines import GaussianAttention, SoftmaxAttention
+from ..layers.patches import PatchProjection
 from ..ops.checks import shape
 from ..ops.tracing import is_exporting
 from .checkpoints import check_state_dict, checkpoint_filter_fn, resize_grid
@@ -20,7 +21,9 @@ from .checkpoints import check_state_dict, checkpoint_filter_fn, resize_grid
 POOLS = ("token", "avg", "")
 """How tokens become one: the class token, the average of the others, not at all."""
 
-for module in (SoftmaxFreeAttention, SoftmaxAttention, GaussianAttention, TanhGELU):
+for module in (
+    SoftmaxFreeAttention, SoftmaxAttention, GaussianAttention, PatchProjection, TanhGELU,
+):  # fmt: skip
     register_notrace_module(module)  # torch.fx cannot follow their checks
 
 
@@ -131,6 +134,15 @@ class PositionEmbedding(nn.Module):
         # An exported graph is for all sizes.
         grid = resize_grid(self.grid, height, width, always=is_exporting()).flatten(1, 2)
         return x + (grid if self.prefix is None else torch.cat([self.prefix, grid], 1))
+
+
+def to_tokens(x: Tensor, cls_token: Tensor | None) -> tuple[Tensor, Sequence[int]]:
+    """A map (B, dim, H, W) -> tokens (B, prefix + H W, dim), the class token first, and (H, W)."""
+    size = x.shape[-2:]
+    x = x.flatten(2).transpose(1, 2)
+    if cls_token is not None:
+        x = torch.cat([cls_token.expand(x.shape[0], -1, -1), x], 1)
+    return x, size
 
 
 @register_notrace_function

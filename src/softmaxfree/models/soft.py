@@ -21,13 +21,7 @@ from ..layers.activations import ACTIVATIONS
 from ..layers.blocks import PostNormBlock, PreNormBlock
 from ..layers.patches import conv_embedding, patch_embedding
 from ..layers.table import build_attention, chosen_options
-from .backbone import (
-    Backbone,
-    PositionEmbedding,
-    default_cfg,
-    pair,
-    spread_drop_path,
-)
+from .backbone import Backbone, PositionEmbedding, default_cfg, pair, spread_drop_path, to_tokens
 from .checkpoints import checkpoint_filter_fn
 
 STAGE4 = ("soft", "softmax", "gaussian")
@@ -56,11 +50,7 @@ class Stage(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Sequence[int]]:
         """A map (B, C, H, W) -> tokens (B, prefix + N, dim) and their grid."""
-        x = self.embed(x)
-        size = x.shape[-2:]
-        x = x.flatten(2).transpose(1, 2)  # (B, dim, H, W) -> (B, H W, dim)
-        if self.cls_token is not None:
-            x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], 1)
+        x, size = to_tokens(self.embed(x), self.cls_token)
         x = self.position(x, size)
         for block in self.blocks:
             x = checkpoint(block, x, size) if self.grad_checkpointing else block(x, size)
@@ -305,32 +295,6 @@ def _as_released(attention: str) -> dict[str, Any]:
     return arguments
 
 
-_SMALL_IMAGES = default_cfg(input_size=(3, 32, 32), pool_size=(2, 2), crop_pct=1.0)
-default_cfgs = generate_default_cfgs(
-    {
-        "soft_nano.untrained": _SMALL_IMAGES,
-        "softpp_nano.untrained": _SMALL_IMAGES,
-        "soft_tiny.untrained": default_cfg(),
-        "soft_small.untrained": default_cfg(),
-        "soft_medium.untrained": default_cfg(),
-        "soft_large.untrained": default_cfg(),
-        "softpp_tiny.untrained": default_cfg(),
-        "softpp_small.untrained": default_cfg(),
-        "softpp_medium.untrained": default_cfg(),
-        "softpp_large.untrained": default_cfg(),
-        "soft_tiny_fudan.untrained": default_cfg(),
-        "soft_small_fudan.untrained": default_cfg(),
-        "soft_medium_fudan.untrained": default_cfg(),
-        "soft_large_fudan.untrained": default_cfg(),
-        "soft_huge_fudan.untrained": default_cfg(),
-        "softpp_tiny_fudan.untrained": default_cfg(),
-        "softpp_small_fudan.untrained": default_cfg(),
-        "softpp_medium_fudan.untrained": default_cfg(),
-        "softpp_large_fudan.untrained": default_cfg(),
-        "softpp_huge_fudan.untrained": default_cfg(),
-    }
-)
-
 FAMILY: dict[str, dict[str, Any]] = {
     "nano": {
         "img_size": 32,
@@ -352,6 +316,15 @@ FAMILY: dict[str, dict[str, Any]] = {
     "huge_fudan": {"embed_dims": (64, 128, 352, 512), "depths": (1, 5, 49, 5)},
 }
 """Arguments of every size: nano, the journal's table, the authors' release."""
+
+_SMALL_IMAGES = {"input_size": (3, 32, 32), "pool_size": (2, 2), "crop_pct": 1.0}
+default_cfgs = generate_default_cfgs(
+    {
+        f"{attention}_{size}.untrained": default_cfg(**(_SMALL_IMAGES if size == "nano" else {}))
+        for attention in ("soft", "softpp")
+        for size in FAMILY
+    }
+)
 
 
 @register_model

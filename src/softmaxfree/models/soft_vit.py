@@ -15,13 +15,7 @@ from torch import Tensor, nn
 from ..layers.blocks import PreNormBlock
 from ..layers.patches import PatchProjection
 from ..layers.table import build_attention, chosen_options
-from .backbone import (
-    Backbone,
-    PositionEmbedding,
-    default_cfg,
-    pair,
-    spread_drop_path,
-)
+from .backbone import Backbone, PositionEmbedding, default_cfg, pair, spread_drop_path, to_tokens
 from .checkpoints import checkpoint_filter_fn
 
 
@@ -125,10 +119,7 @@ class SoftmaxFreeViT(Backbone):
 
     def _embed(self, x: Tensor) -> tuple[Tensor, Sequence[int]]:
         """Images (B, in_chans, H, W) -> tokens (B, 1 + N, embed_dim) and their grid."""
-        x = self.embed(x)
-        size = x.shape[-2:]
-        x = x.flatten(2).transpose(1, 2)  # (B, dim, H, W) -> (B, H W, dim)
-        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], 1)
+        x, size = to_tokens(self.embed(x), self.cls_token)
         return self.position(x, size), size
 
     def _block(self, block: nn.Module, x: Tensor, size: Sequence[int]) -> Tensor:
