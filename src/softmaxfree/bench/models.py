@@ -38,6 +38,10 @@ class ReleasedAttention(SoftmaxFreeAttention):
 ATTENTIONS["released"] = ReleasedAttention
 
 
+def _in_default_order(_: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+    return (inputs[0].contiguous(),)
+
+
 @dataclass(frozen=True)
 class Contestant:
     """A model by its timm name and arguments, and whom it is compared with."""
@@ -53,6 +57,8 @@ class Contestant:
         model = timm.create_model(self.model, **self.arguments)
         if not self.channels_last:
             model.check = partial(check_images, in_chans=3)
+            for stage in model.stages:
+                stage.embed.register_forward_pre_hook(_in_default_order)
         return model
 
 
