@@ -94,12 +94,13 @@ def export(
     checkpoint: Path | None = None,
     num_classes: int | None = None,
     size: int | None = None,
-    inverse: str = "auto",
+    inverse: str | None = None,
 ) -> None:
     """Export a backbone to ONNX or to torch.export's format, for images of any size.
 
-    Batch, height and width stay open. The file is then run, an .onnx one by onnxruntime, at three
-    other sizes, one of them odd, and compared with the model. Takes one to five minutes.
+    Batch, height and width stay open, from 33 pixels on (17 for nano, 61 for the released models,
+    whose bottleneck leaves remainders out). The file is then run, an .onnx one by onnxruntime, at
+    three other sizes, one of them odd, and compared with the model. Takes one to five minutes.
 
     Args:
         model: Name of a backbone, such as softpp_tiny; see `softmaxfree models`.
@@ -107,8 +108,8 @@ def export(
         checkpoint: Weights to load, .pth or .safetensors; random ones if not given.
         num_classes: Width of the logits; the model's default if not given.
         size: Side of the image that is traced with; the model's own if not given.
-        inverse: How the bottleneck matrix is inverted. auto is by products alone; models that
-            were trained with damped or backtrack need those.
+        inverse: How the bottleneck matrix is inverted; the model's own way if not given. Weights
+            need the one that they were trained with.
     """
     from .deploy import export_checked
 

@@ -26,11 +26,12 @@ def export_checked(
     checkpoint: Path | None,
     num_classes: int | None,
     side: int | None,
-    inverse: str,
+    inverse: str | None,
 ) -> None:
     """Builds a backbone, exports it, compares the file with it at other sizes, and says so."""
-    if not timm.is_model(name) or name not in timm.list_models("soft*"):
-        close = difflib.get_close_matches(name, timm.list_models("soft*")) or ["softpp_tiny"]
+    names = timm.list_models("soft*")
+    if name not in names:
+        close = difflib.get_close_matches(name, names) or ["softpp_tiny"]
         raise ValueError(
             f"there is no backbone {name!r}; did you mean {' or '.join(close)}? "
             "`softmaxfree models` lists them"

@@ -35,14 +35,14 @@ timm.list_models = list_models
 """
 
 CHECKS = {
-    "test_model_forward": 1,
-    "test_model_backward": 1,
-    "test_model_default_cfgs_non_std": 1,
-    "test_model_forward_features": 1,
-    "test_model_forward_intermediates_features": 1,
-    "test_model_forward_intermediates": 1,
-    "test_model_forward_fx": 1,
-    "test_model_backward_fx": 1,
+    "test_model_forward",
+    "test_model_backward",
+    "test_model_default_cfgs_non_std",
+    "test_model_forward_features",
+    "test_model_forward_intermediates_features",
+    "test_model_forward_intermediates",
+    "test_model_forward_fx",
+    "test_model_backward_fx",
 }
 
 
