@@ -62,7 +62,7 @@ def export(model: Backbone, path: Path, size: Size) -> None:
         raise ValueError(f"the exported file must end in .onnx or .pt2, got {path}")
     if path.suffix == ".onnx":
         _need_onnx()
-    _refuse_what_has_no_graph(model, path)
+        _refuse_what_onnx_lacks(model)
     buffer = io.BytesIO()
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")  # of the exporters about themselves
@@ -81,13 +81,9 @@ def export(model: Backbone, path: Path, size: Size) -> None:
 def graph(model: Backbone, size: Size) -> torch.export.ExportedProgram:
     """What a model does in evaluation, with batch, height and width left open."""
     images = torch.randn(2, model.in_chans, *size)
-    open_axis = torch.export.Dim.DYNAMIC
+    shapes = {"x": dict.fromkeys((0, 2, 3), torch.export.Dim.DYNAMIC)}
     with torch.no_grad():
-        return torch.export.export(
-            model.eval(),
-            (images,),
-            dynamic_shapes={"x": {0: open_axis, 2: open_axis, 3: open_axis}},
-        )
+        return torch.export.export(model.eval(), (images,), dynamic_shapes=shapes)
 
 
 def compare(model: Backbone, path: Path, sizes: Sequence[Size]) -> dict[Size, float]:
@@ -124,10 +120,10 @@ def _need_onnx() -> None:
             )
 
 
-def _refuse_what_has_no_graph(model: Backbone, path: Path) -> None:
+def _refuse_what_onnx_lacks(model: Backbone) -> None:
     for module in model.modules():
         method: Any = getattr(module, "inverse", None)
-        if path.suffix == ".onnx" and method in ("cholesky", "exact"):
+        if method in ("cholesky", "exact"):
             raise ValueError(
                 f"ONNX has no operator for inverse={method!r}; build the model with "
                 "inverse='auto', which gives the same by products alone"

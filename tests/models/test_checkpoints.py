@@ -73,7 +73,8 @@ def test_a_released_file_is_loaded_and_converted(released: Path, tmp_path: Path)
     found = convert(released, target)
     assert found.arguments == {
         "img_size": 224, "in_chans": 3, "num_classes": 7, "embed_dims": (32, 64, 96, 128),
-        "depths": (1, 1, 2, 1), "stage4": "softmax",
+        "depths": (1, 1, 2, 1), "num_heads": (1, 2, 3, 4), "ratios": (8, 4, 2, 1),
+        "value_conv": (9, 5, 3, 0), "stage4": "softmax",
     }  # fmt: skip
     with safe_open(target, "pt") as file:
         about = file.metadata()
@@ -97,6 +98,30 @@ def test_a_registered_size_is_recognised(tmp_path: Path) -> None:
             f'timm.create_model("{name}", checkpoint_path="{target}")'
         )
         assert found.arguments["img_size"] == model.default_cfg["input_size"][-1]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"num_heads": (1, 2, 4, 5)},
+        {"tie_qk": False},
+        {"stage4": "gaussian"},
+        {"stage4": "softmax", "value_conv": (3, 0, 3, 3)},
+        {"sampler": "avg", "ratios": (2, 2, 2, 1)},
+    ],
+    ids=str,
+)
+def test_only_what_shapes_tell_is_claimed(arguments: dict[str, object], tmp_path: Path) -> None:
+    source, target = tmp_path / "in.pth", tmp_path / "out.safetensors"
+    torch.save(timm.create_model("softpp_nano", **arguments).state_dict(), source)
+    found = convert(source, target, "softpp").arguments
+    for name, value in arguments.items():
+        if name in ("tie_qk", "sampler"):
+            assert name not in found
+        elif "sampler" not in arguments:
+            assert found[name] == value
+    assert found["stage4"] == arguments.get("stage4", "soft")
+    assert ("ratios" in found) == ("sampler" not in arguments)
 
 
 def test_averaged_weights_come_first(released: Path) -> None:

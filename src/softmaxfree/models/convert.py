@@ -37,19 +37,21 @@ class Found:
     def call(self, attention: str, path: Path) -> str:
         """The Python that builds the model and loads the file."""
         variant = self.variant or "tiny_fudan"
-        known = {"img_size": 224, "in_chans": 3, "num_classes": 1000, **FAMILY[variant]}
-        known = {"stage4": "softmax" if variant.endswith("_fudan") else "soft"} | known
+        known = {
+            "img_size": 224,
+            "in_chans": 3,
+            "num_classes": 1000,
+            "num_heads": tuple(max(dim // 32, 1) for dim in self.arguments["embed_dims"]),
+            "ratios": (8, 4, 2, 1),
+            "value_conv": (9, 5, 3, 0),
+            "stage4": "softmax" if variant.endswith("_fudan") else "soft",
+            **FAMILY[variant],
+        }
         words = [f'"{attention}_{variant}"', f'checkpoint_path="{path}"']
         words += [
-            f"{key}={value!r}"
-            for key, value in self.arguments.items()
-            if key not in known or _tuple(known[key]) != _tuple(value)
+            f"{key}={value!r}" for key, value in self.arguments.items() if known[key] != value
         ]
         return f"timm.create_model({', '.join(words)})"
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list | tuple) else value
 
 
 def convert(source: Path, target: Path, attention: str = "soft") -> Found:
@@ -89,10 +91,9 @@ def examine(state: Mapping[str, Tensor], source: Path) -> Found:
     grids = [state[f"stages.{i}.position.grid"] for i in range(4)]
     dims = tuple(grid.shape[-1] for grid in grids)
     depths = tuple(_count(state, rf"stages\.{i}\.blocks\.(\d+)\.") for i in range(4))
-    attention = "stages.{}.blocks.0.attention."
     kernels, ratios, heads = [], [], []
     for i in range(4):
-        prefix = attention.format(i)
+        prefix = f"stages.{i}.blocks.0.attention."
         conv = state.get(prefix + "value_conv.weight")
         window = state.get(prefix + "sampler.weight")
         norm = state.get(prefix + "landmark_norm.0.weight")
@@ -102,6 +103,9 @@ def examine(state: Mapping[str, Tensor], source: Path) -> Found:
             heads.append(dims[i] // norm.shape[0])
         else:  # softmax attention has no trace of its heads: as wide as before
             heads.append(max(1, dims[i] * heads[-1] // dims[i - 1]) if heads else 1)
+    stage4 = "soft"
+    if norm is None:
+        stage4 = "softmax" if prefix + "k.weight" in state else "gaussian"
     stride = 4
     for known in FAMILY.values():
         if (known["embed_dims"], known["depths"]) == (dims, depths):
@@ -116,14 +120,10 @@ def examine(state: Mapping[str, Tensor], source: Path) -> Found:
         "num_heads": tuple(heads),
         "ratios": tuple(ratios),
         "value_conv": tuple(kernels),
-        "stage4": "softmax" if attention.format(3) + "k.weight" in state else "soft",
+        "stage4": stage4,
     }
-    usual = {
-        "num_heads": tuple(max(dim // 32, 1) for dim in dims),
-        "ratios": (8, 4, 2, 1),
-        "value_conv": (9, 5, 3, 0),
-    }
-    arguments = {k: v for k, v in arguments.items() if k not in usual or usual[k] != v}
+    if "stages.0.blocks.0.attention.sampler.weight" not in state:
+        del arguments["ratios"]  # only convolutions have them in their shapes
     learned = [v for k, v in state.items() if "running_" not in k and "num_batches" not in k]
     return Found(released, arguments, sum(math.prod(tensor.shape) for tensor in learned))
 
