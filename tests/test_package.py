@@ -12,7 +12,19 @@ import pytest
 import softmaxfree
 
 SOURCE = Path(softmaxfree.__file__).parent
-ORDER = ["files", "ops", "layers", "models", "deploy", "bench", "cli"]
+ORDER = [
+    "files",
+    "environment",
+    "ops",
+    "layers",
+    "models",
+    "data",
+    "tasks",
+    "deploy",
+    "bench",
+    "training",
+    "cli",
+]
 """Each may import from those before it, and from itself."""
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from ..environment import command_line
 from ..files import write_atomically
 from .contestants import CONTESTANTS, verify
 from .measure import (
@@ -20,7 +21,7 @@ from .measure import (
     square_product,
     time_interleaved,
 )
-from .results import command_line, provenance, result, table, write_json
+from .results import provenance, result, table, write_json
 
 MEMORY_LIMIT = 4 * 2**30
 """Bytes beyond which a contestant that forms all pairs of tokens is not run."""

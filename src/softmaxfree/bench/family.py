@@ -6,10 +6,11 @@ from typing import Any
 import timm
 from tqdm import tqdm
 
+from ..environment import command_line
 from ..files import write_atomically
 from ..layers.attention import SoftmaxFreeAttention
 from .cost import cost
-from .results import command_line, provenance, result, table, write_json
+from .results import provenance, result, table, write_json
 
 Figures = tuple[float | None, float | None]
 """Millions of parameters and G multiply-adds at 224 x 224, as printed in the paper."""

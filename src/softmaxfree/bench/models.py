@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from ..environment import command_line
 from ..files import write_atomically
 from ..layers.attention import SoftmaxFreeAttention
 from ..layers.samplers import Size
@@ -21,7 +22,7 @@ from ..models.backbone import check_images
 from ..ops.kernel import token_scale
 from .contestants import released
 from .measure import in_fresh_process, largest_memory, time_interleaved
-from .results import command_line, provenance, result, table, write_json
+from .results import provenance, result, table, write_json
 
 
 class ReleasedAttention(SoftmaxFreeAttention):

@@ -1,16 +1,12 @@
 """Results: one schema for all, written whole or not at all, and tables made from it."""
 
 import json
-import os
-import platform
-import subprocess
-import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..environment import commit, hardware, versions
 from ..files import write_atomically
 
 SCHEMA_VERSION = 1
@@ -28,47 +24,6 @@ def result(command: str, rows: list[dict[str, Any]], **more: Any) -> dict[str, A
         **more,
         "rows": rows,
     }
-
-
-def commit() -> str | None:
-    """The commit of the working copy that this package runs from; None if it is installed."""
-
-    def git(*words: str) -> str:
-        folder = Path(__file__).parent
-        return subprocess.run(
-            ["git", *words], cwd=folder, capture_output=True, text=True, check=True
-        ).stdout.strip()
-
-    try:
-        if not git("ls-files", Path(__file__).name):
-            return None
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", "..")
-        return git("rev-parse", "HEAD") + ("-modified" if changed else "")
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-def hardware() -> dict[str, Any]:
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-        cpu = names[0].split(":", 1)[1].strip() if names else cpu
-    found: dict[str, Any] = {"cpu": cpu, "cores": os.cpu_count(), "system": platform.system()}
-    found["capability"] = torch.backends.cpu.get_cpu_capability()
-    if torch.cuda.is_available():
-        found["gpu"] = torch.cuda.get_device_name()
-    return found
-
-
-def versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "torch": torch.__version__}
-    for package in ("softmaxfree", "timm"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
@@ -104,8 +59,3 @@ def provenance(content: dict[str, Any]) -> str:
         f"`{content['command']}` on {device}, {threads}, torch {versions['torch']}, "
         f"Python {versions['python']}, commit {(content['commit'] or 'none')[:9]}."
     )
-
-
-def command_line() -> str:
-    """The command that runs now, as a user would type it."""
-    return " ".join(["softmaxfree", *sys.argv[1:]])

@@ -1,0 +1,138 @@
+"""Loaders that share the data out, know their position and measure how long they are waited for."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, DistributedSampler
+
+from .samples import NOTHING, Batch, SampleStream
+
+_log = logging.getLogger(__name__)
+
+
+class ShardedSampler(DistributedSampler[Any]):
+    """(epoch, index) for one of several processes.
+
+    In training the order is a function of (seed, epoch), and only whole batches count; the b-th
+    batch of all processes together is the same set of images however many they are. In
+    evaluation every image comes exactly once; padding (-1) makes the shares equal.
+
+    Args:
+        length: Number of images.
+        whole: Images in a batch over all processes, of which only whole ones count; 0 takes all.
+    """
+
+    def __init__(
+        self, length: int, seed: int, shuffle: bool, whole: int, rank: int, replicas: int
+    ) -> None:
+        super().__init__(
+            range(length),  # type: ignore[arg-type]
+            num_replicas=replicas,
+            rank=rank,
+            shuffle=shuffle,
+            seed=seed,
+            drop_last=whole > 0,
+        )
+        if whole:
+            self.total_size = length // whole * whole
+        self.num_samples = self.total_size // replicas
+        self.start = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        length = len(self.dataset)  # type: ignore[arg-type]
+        if self.shuffle:
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+            order = torch.randperm(length, generator=generator)
+        else:
+            order = torch.arange(length)
+        padding = torch.full((max(self.total_size - length, 0),), NOTHING)
+        order = torch.cat([order[: self.total_size], padding])
+        share = order[self.rank :: self.num_replicas][self.start :]
+        for index in share.tolist():
+            yield self.epoch, index
+
+
+class ResumableLoader(DataLoader[Batch]):
+    """A loader that goes on in the middle of an epoch, with any number of workers.
+
+    Its position is the number of batches given out in the epoch; what those were follows from
+    seed, epoch and index, so nothing else needs to be kept.
+
+    Args:
+        epoch: Tells which epoch it is, asked when the first batch of it is.
+        num_classes: A class beyond these stops with a sentence; not checked if None.
+        arguments: Those of torch's DataLoader.
+    """
+
+    position: int
+    """Batches given out in this epoch."""
+    waited: float
+    """Seconds that batches were waited for, in all."""
+    broken: dict[str, str]
+    """Files that could not be read, and why."""
+
+    def __init__(
+        self,
+        *arguments: Any,
+        epoch: Callable[[], int] = lambda: 0,
+        num_classes: int | None = None,
+        **named: Any,
+    ) -> None:
+        super().__init__(*arguments, **named)
+        self.epoch, self.num_classes = epoch, num_classes
+        self.position, self.resume_at = 0, 0
+        self.waited, self.broken = 0.0, {}
+
+    def __iter__(self) -> Any:
+        """Nothing starts before the first batch is asked for: only then is the epoch known."""
+        skip, self.resume_at = self.resume_at, 0
+        self.position = skip
+        stream = isinstance(self.dataset, SampleStream)
+        if stream:
+            self.dataset.set_epoch(self.epoch())  # type: ignore[attr-defined]
+        elif isinstance(self.sampler, ShardedSampler):
+            self.sampler.set_epoch(self.epoch())
+            self.sampler.start = skip * (self.batch_size or 1)
+        batches = super().__iter__()
+        for _ in range(skip if stream else 0):
+            next(batches, None)
+        while True:
+            started = time.perf_counter()
+            batch = next(batches, None)
+            self.waited += time.perf_counter() - started
+            if batch is None:
+                return
+            self.position += 1
+            self._report(batch)
+            self._check(batch)
+            yield batch
+
+    def _report(self, batch: Batch) -> None:
+        for message in batch.broken:
+            path, _, reason = message.rpartition(": ")
+            if path not in self.broken:
+                self.broken[path] = reason
+                _log.warning("skipped %s, which cannot be read: %s", path, reason)
+
+    def _check(self, batch: Batch) -> None:
+        largest = int(batch.targets.max())
+        if self.num_classes is not None and largest >= self.num_classes:
+            raise ValueError(
+                f"an image has class {largest}, but the model has num_classes={self.num_classes} "
+                f"(0 to {self.num_classes - 1}): give --model.num_classes as many as the data has"
+            )
+        if self.drop_last and (batch.targets == NOTHING).any():
+            raise ValueError(
+                f"{len(self.broken)} images cannot be read, among them 20 in a row "
+                f"({next(iter(self.broken), 'of no class')} is the first): check the data set"
+            )
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        whole = len(self)
+        self.resume_at = state["position"] if state["position"] < whole else 0

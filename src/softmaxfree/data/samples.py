@@ -1,0 +1,110 @@
+"""Samples: an image made ready for the model, with its randomness from counters."""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from PIL import Image
+from timm.data import IterableImageDataset
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from .counters import seeded
+from .sources import Source
+
+NOTHING = -1
+"""Class of a sample that is not there: padding, or an image that cannot be read."""
+
+_TRIES = 20
+"""Neighbours tried in place of an image that cannot be read."""
+
+Transform = Callable[[Image.Image], Tensor]
+
+
+class Sample(NamedTuple):
+    image: Tensor
+    target: int
+    number: int
+    """Of the image in its data set."""
+    broken: tuple[str, ...] = ()
+    """What could not be read on the way to it."""
+
+
+class Batch(NamedTuple):
+    images: Tensor
+    """(B, 3, H, W)"""
+    targets: Tensor
+    """(B), -1 for samples that are not there."""
+    indices: Tensor
+    """(B), numbers of the images in their data set."""
+    broken: tuple[str, ...]
+
+
+def collate(samples: list[Sample]) -> Batch:
+    return Batch(
+        torch.stack([sample.image for sample in samples]),
+        torch.tensor([sample.target for sample in samples]),
+        torch.tensor([sample.number for sample in samples]),
+        tuple(message for sample in samples for message in sample.broken),
+    )
+
+
+class Samples(Dataset[Sample]):
+    """Samples by (epoch, index); an index of -1 is padding.
+
+    An image that cannot be read is reported in the sample. In training its neighbour takes its
+    place; in evaluation it is left out, as padding is.
+    """
+
+    def __init__(
+        self, source: Source, transform: Transform, size: int, seed: int, training: bool
+    ) -> None:
+        self.source, self.transform, self.size = source, transform, size
+        self.seed, self.training = seed, training
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, key: tuple[int, int]) -> Sample:
+        epoch, index = key
+        if index == NOTHING:
+            return self._nothing(index, ())
+        broken: tuple[str, ...] = ()
+        for attempt in range(_TRIES if self.training else 1):
+            number = (index + attempt) % len(self.source)
+            try:
+                image, target = self.source.load(number)
+            except Exception as error:  # whatever a broken file makes the decoders raise
+                reason = str(error).split("\n")[0].rstrip(".") or type(error).__name__
+                broken += (f"{self.source.describe(number)}: {reason}",)
+                continue
+            with seeded(self.seed, epoch, number):
+                return Sample(self.transform(image), target, number, broken)
+        return self._nothing(index, broken)
+
+    def _nothing(self, index: int, broken: tuple[str, ...]) -> Sample:
+        return Sample(torch.zeros(3, self.size, self.size), NOTHING, index, broken)
+
+
+class SampleStream(IterableDataset[Sample]):
+    """Samples of a data set that can only be read in order; processes and workers share it out."""
+
+    def __init__(self, dataset: IterableImageDataset, transform: Transform, seed: int) -> None:
+        self.dataset, self.transform, self.seed = dataset, transform, seed
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.dataset.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[Sample]:
+        info = get_worker_info()
+        worker = info.id if info else 0
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        for number, (image, target) in enumerate(self.dataset):
+            with seeded(self.seed, self.epoch, rank, worker, number):
+                yield Sample(self.transform(image.convert("RGB")), int(target), number)

@@ -1,0 +1,39 @@
+"""The moving average of the weights, which is what is scored, saved and used."""
+
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import WeightAveraging
+from torch import Tensor
+
+
+class MovingAverage(WeightAveraging):
+    """Weights and buffers averaged over the steps, by Lightning.
+
+    The average is in place during validation and after training, and is the `state_dict` of every
+    checkpoint; the weights that training goes on with are beside it. It forgets faster at first:
+    step t keeps min(decay, (1 + t) / (10 + t)) of it.
+    """
+
+    def __init__(self, decay: float) -> None:
+        if not 0 <= decay < 1:
+            raise ValueError(f"ema must be at least 0 and below 1, got {decay}")
+        self.decay = decay
+        super().__init__(multi_avg_fn=self._average)
+
+    def _average(
+        self, averages: tuple[Tensor, ...], currents: tuple[Tensor, ...], count: Tensor | int
+    ) -> None:
+        steps = int(count)
+        keep = min(self.decay, (1 + steps) / (10 + steps))
+        if averages[0].is_floating_point():
+            torch._foreach_lerp_(list(averages), list(currents), 1 - keep)
+        else:  # counters, such as batch normalisation's
+            torch._foreach_copy_(list(averages), list(currents))
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        if trainer.state.fn == "fit":  # elsewhere the averaged weights are loaded already
+            super().on_load_checkpoint(trainer, pl_module, checkpoint)

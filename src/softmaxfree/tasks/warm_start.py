@@ -1,0 +1,100 @@
+"""Weights to start from: another model's where shapes agree, and a teacher's predictions."""
+
+from pathlib import Path
+from typing import Literal
+
+import timm
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..models.checkpoints import checkpoint_filter_fn, read_checkpoint
+
+
+def initialise(model: nn.Module, path: Path) -> str:
+    """Takes all weights of a file that the model has by name and shape, and says which it took.
+
+    The file may be a checkpoint of a training run (its averaged weights), of the authors, or any
+    state dict; position embeddings are resized.
+    """
+    state = read_checkpoint(path)
+    state = {name.removeprefix("model."): tensor for name, tensor in state.items()}
+    state = checkpoint_filter_fn(state, model)
+    own = model.state_dict()
+    taken = {
+        name: tensor
+        for name, tensor in state.items()
+        if name in own and own[name].shape == tensor.shape
+    }
+    left = [name for name in own if name not in taken]
+    if not any(name in taken for name, _ in model.named_parameters()):
+        raise ValueError(
+            f"nothing in {path} fits this {type(model).__name__} by name and shape: "
+            "it holds the weights of another kind of model"
+        )
+    nn.Module.load_state_dict(model, taken, strict=False)
+    shown = ", ".join(left[:4]) + (f" and {len(left) - 4} more" if len(left) > 4 else "")
+    rest = f"; left as they were: {shown}" if left else ""
+    return f"{path}: {len(taken)} of the model's {len(own)} tensors taken{rest}"
+
+
+class Teacher:
+    """A trained model whose predictions a student learns from.
+
+    Args:
+        name: Any model of timm.
+        checkpoint: Its weights; timm's pretrained ones if not given.
+        mean, std: How the student's images were normalised; the teacher gets its own way.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        checkpoint: Path | None,
+        num_classes: int,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+    ) -> None:
+        self.model = timm.create_model(
+            name,
+            pretrained=checkpoint is None,
+            num_classes=num_classes if checkpoint else None,
+        )
+        if checkpoint:
+            state = read_checkpoint(checkpoint)
+            self.model.load_state_dict({k.removeprefix("model."): v for k, v in state.items()})
+        if self.model.num_classes != num_classes:
+            raise ValueError(
+                f"the teacher {name} has {self.model.num_classes} classes, the student "
+                f"{num_classes}: give a teacher that was trained for the same classes"
+            )
+        self.model.eval().requires_grad_(False)
+        config = self.model.pretrained_cfg
+        ours, theirs = torch.tensor([mean, std]), torch.tensor([config["mean"], config["std"]])
+        self.scale = (ours[1] / theirs[1]).view(1, -1, 1, 1)
+        self.shift = ((ours[0] - theirs[0]) / theirs[1]).view(1, -1, 1, 1)
+
+    def to(self, device: torch.device) -> None:
+        self.model.to(device)
+        self.scale, self.shift = self.scale.to(device), self.shift.to(device)
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Tensor:
+        """Logits (B, classes) for the student's images (B, 3, H, W)."""
+        logits: Tensor = self.model(images * self.scale + self.shift)
+        return logits
+
+
+def distillation_loss(
+    student: Tensor, teacher: Tensor, kind: Literal["soft", "hard"], temperature: float
+) -> Tensor:
+    """How far a student's logits (B, classes) are from a teacher's."""
+    if kind == "hard":
+        return F.cross_entropy(student, teacher.argmax(1))
+    divergence = F.kl_div(
+        F.log_softmax(student / temperature, 1),
+        F.log_softmax(teacher / temperature, 1),
+        reduction="batchmean",
+        log_target=True,
+    )
+    return divergence * temperature**2

@@ -1,0 +1,1 @@
+"""Runs: Lightning behind `softmaxfree fit`, `validate` and `test`."""

@@ -1,0 +1,283 @@
+"""`softmaxfree fit`, `validate` and `test`: Lightning's command line with our defaults."""
+
+import logging
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import Namespace
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.fabric.utilities.warnings import PossibleUserWarning
+from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch.callbacks import TQDMProgressBar
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+
+from ..data import ImageData
+from ..files import write_atomically
+from ..tasks import Classification, Task
+from ..tasks.predict import read_run_checkpoint
+from .allocator import keep_freed_memory
+from .checkpoint import AtomicCheckpointIO, RunCheckpoint, Stopped
+from .log import LineLogger, Pace
+from .report import describe_run, draw_curves, example_image
+
+DESCRIPTIONS = {
+    "fit": "Train a model. Without --config it trains softpp_nano on handwritten digits.",
+    "validate": "Score a checkpoint on the validation split, at one or several image sizes.",
+    "test": "Score a checkpoint on the test split.",
+}
+_EXAMPLES = """
+All that can be set is under trainer (Lightning's Trainer), model (the task) and data:
+--print_config shows it with its values, --model.help Classification and --data.help ImageData
+explain it.
+
+examples:
+  softmaxfree fit
+  softmaxfree fit --config recipes/cifar10/softpp_nano.yaml --trainer.max_epochs 10
+  softmaxfree fit --config recipes/cifar10/softpp_nano.yaml --model.attention softmax
+  softmaxfree fit --ckpt_path runs/softpp_nano-digits/last.ckpt          go on with a run
+  softmaxfree validate --ckpt_path runs/softpp_nano-digits/last.ckpt --data.eval_sizes [32,48,64]
+"""
+_NOT_OF_A_RUN = ("ckpt_path", "weights_only", "out", "verbose", "config")
+"""What is given for one command, and is no part of a run's configuration."""
+
+
+class TrainingCLI(LightningCLI):
+    """One subcommand of Lightning's command line, with a folder for the run."""
+
+    def __init__(self, command: str, arguments: list[str]) -> None:
+        self.command = command
+        super().__init__(
+            Task,
+            LightningDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            save_config_callback=None,
+            auto_configure_optimizers=False,
+            trainer_defaults={
+                "max_epochs": 300,
+                "use_distributed_sampler": False,  # ours share the data out
+                "enable_model_summary": False,
+                "callbacks": [],
+            },
+            parser_kwargs={"prog": "softmaxfree"},
+            args=[command, *arguments],
+        )
+
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+        return {self.command: super().subcommands()[self.command]}
+
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        if "description" in kwargs:  # the subcommand's
+            kwargs |= {"description": DESCRIPTIONS[self.command], "epilog": _EXAMPLES}
+        return super().init_parser(**kwargs)
+
+    def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_argument(
+            "--seed_everything", type=int, default=0, help="What all randomness is a function of."
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.link_arguments("seed_everything", "model.init_args.seed")
+        parser.link_arguments("seed_everything", "data.init_args.seed")
+        if self.command == "fit":
+            parser.add_argument(
+                "--out",
+                type=Path | None,
+                help="Folder of the run; runs/MODEL-DATA if not given, numbered if that is taken.",
+            )
+            parser.add_argument(
+                "--save_every", type=int, default=500, help="Steps between two checkpoints."
+            )
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        assert isinstance(args, list)
+        self.config = parser.parse_args(args)
+
+    def _parse_ckpt_path(self) -> None:
+        """Nothing: the whole configuration is in the checkpoint, and was the default."""
+
+    def before_instantiate_classes(self) -> None:
+        config = self.config[self.command]
+        config.weights_only = True  # nothing in a checkpoint is run
+        if self.command == "fit":
+            self.folder = _folder_of_run(config)
+            if config.ckpt_path == "last":
+                last = self.folder / "last.ckpt"
+                config.ckpt_path = str(last) if last.exists() else None
+        if config.ckpt_path and not Path(config.ckpt_path).is_file():
+            raise ValueError(f"there is no checkpoint {config.ckpt_path}")
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        if self.command != "fit":
+            return super().instantiate_trainer(logger=False, enable_checkpointing=False)
+        config = self.config.fit
+        text = _configuration(self._parser("fit"), config)
+        self.pace = Pace()
+        trainer_config = self.config_init.fit.trainer
+        ours: dict[str, Any] = {
+            "default_root_dir": str(self.folder),
+            "plugins": [*_listed(trainer_config.plugins), AtomicCheckpointIO()],
+            "callbacks": [
+                *_listed(trainer_config.callbacks),
+                *([TQDMProgressBar()] if trainer_config.enable_progress_bar is not False else []),
+                self.pace,
+                RunCheckpoint(self.folder, config.save_every, config=text),
+            ],
+        }
+        if trainer_config.logger in (None, True):
+            ours["logger"] = LineLogger(self.folder)
+        trainer = super().instantiate_trainer(**ours)
+        if trainer.is_global_zero:
+            write_atomically(self.folder / "config.yaml", text)
+            describe_run(self.folder)
+        return trainer
+
+    def before_fit(self) -> None:
+        if self.trainer.strategy.root_device.type == "cpu":
+            keep_freed_memory()
+        if self.trainer.is_global_zero:
+            parameters = sum(parameter.numel() for parameter in self.model.parameters())
+            model, data = self.config.fit.model.init_args, self.config.fit.data.init_args
+            print(
+                f"training {model.get('backbone', type(self.model).__name__)} "
+                f"({parameters / 1e6:.1f} M parameters) on {_name_of_data(data)}, "
+                f"in {self.folder}"
+            )
+
+    def after_fit(self) -> None:
+        """Scores the run at its size, at 1.5 and at 2 times that, and says where everything is."""
+        trainer, data = self.trainer, self.datamodule
+        if not isinstance(self.model, Classification) or not isinstance(data, ImageData):
+            return
+        scores = score_at(trainer, self.model, data, [data.size, data.size * 3 // 2, data.size * 2])
+        if not trainer.is_global_zero:
+            return
+        waiting = self.pace.waited / max(self.pace.seconds, 1e-9)
+        broken = len(trainer.train_dataloader.broken) if trainer.train_dataloader else 0
+        describe_run(self.folder, accuracy=scores, data_wait=waiting, broken_images=broken)
+        print(f"\nrun folder     {self.folder}")
+        print("               last.ckpt, best.ckpt, config.yaml, run.json, metrics.jsonl")
+        print(f"curves         {draw_curves(self.folder)}")
+        print(f"data waiting   {waiting:.1%} of the time of a step".replace("%", " %"))
+        if broken:
+            print(f"broken images  {broken}, skipped")
+        if image := example_image(data, self.folder):
+            print(f"predict with   softmaxfree predict {image} --ckpt {self.folder / 'last.ckpt'}")
+        for size, accuracy in scores.items():
+            print(f"accuracy       {accuracy * 100:.2f} % at {size} x {size} pixels")
+        print(f"held-out accuracy: {scores[str(data.size)] * 100:.2f} %")
+
+
+def score_at(
+    trainer: Trainer, model: Classification, data: ImageData, sizes: list[int]
+) -> dict[str, float]:
+    """Accuracy in validation by image size, with the weights that the model has."""
+    before, data.eval_sizes = data.eval_sizes, sizes
+    try:
+        scores = trainer.validate(model, datamodule=data, verbose=False)
+    finally:
+        data.eval_sizes = before
+    found = {name: value for part in scores for name, value in part.items()}
+    return {str(size): found[f"val/accuracy@{size}"] for size in sizes}
+
+
+def run(command: str, arguments: list[str]) -> None:
+    """Runs fit, validate or test; stopping by a signal ends it cleanly."""
+    warnings.filterwarnings("ignore", category=PossibleUserWarning)  # advice on workers and logs
+    warnings.filterwarnings("ignore", message=".*LeafSpec", module="lightning")
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    arguments = _with_configuration(command, arguments)
+    try:
+        TrainingCLI(command, arguments)
+    except MisconfigurationException as error:
+        raise ValueError(str(error).strip()) from error
+    except Stopped as stop:
+        print(f"\nsoftmaxfree: {stop}; all of its state is saved, and --ckpt_path last goes on")
+
+
+def _with_configuration(command: str, arguments: list[str]) -> list[str]:
+    """The arguments with a configuration: that given, else the checkpoint's, else the digits'."""
+    if any(word.split("=")[0] in ("--config", "-c", "--help", "-h") for word in arguments):
+        return arguments
+    path = _option(arguments, "--ckpt_path")
+    if path and path != "last":
+        return ["--config", _configuration_of_checkpoint(Path(path)), *arguments]
+    if command != "fit":
+        raise ValueError(
+            f"{command} needs something to score: give --ckpt_path FILE, or --config FILE"
+        )
+    return ["--config", str(recipe("digits/softpp_nano.yaml")), *arguments]
+
+
+def _option(arguments: list[str], name: str) -> str | None:
+    for word, following in zip(arguments, [*arguments[1:], ""]):
+        if word == name:
+            return following
+        if word.startswith(f"{name}="):
+            return word.partition("=")[2]
+    return None
+
+
+def recipe(name: str) -> Path:
+    """A recipe's file: in the installed package, or at the root of the working copy."""
+    here = Path(__file__).parents[1]
+    for folder in (here / "recipes", here.parents[1] / "recipes"):
+        if (folder / name).is_file():
+            return folder / name
+    raise ValueError(f"there is no recipe {name}")
+
+
+def _configuration_of_checkpoint(path: Path) -> str:
+    config = read_run_checkpoint(path).get("config")
+    if not isinstance(config, str):
+        raise ValueError(f"{path} does not say how it was trained: give its --config")
+    return config
+
+
+def _configuration(parser: LightningArgumentParser, config: Namespace) -> str:
+    """Everything that the run was told, as YAML that --config takes."""
+    dumped = yaml.safe_load(parser.dump(config, skip_none=False, format="yaml"))
+    kept = {name: value for name, value in dumped.items() if name not in _NOT_OF_A_RUN}
+    return yaml.safe_dump(kept, sort_keys=False)
+
+
+def _listed(value: Any) -> list[Any]:
+    return [] if value is None else value if isinstance(value, list) else [value]
+
+
+def _folder_of_run(config: Namespace) -> Path:
+    """The run's folder, the same for all of its processes."""
+    if config.ckpt_path and config.ckpt_path != "last" and not config.out:
+        return Path(config.ckpt_path).parent
+    parallel = int(os.environ.get("WORLD_SIZE", os.environ.get("SLURM_NTASKS", "1"))) > 1
+    if config.out or parallel or config.ckpt_path:
+        folder = Path(config.out or _name_of_run(config))
+        if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) and not config.ckpt_path:
+            config.ckpt_path = "last"  # a process was lost, and all start again
+        if (folder / "last.ckpt").exists() and not config.ckpt_path:
+            raise ValueError(
+                f"{folder} holds a run already: give --ckpt_path last to go on with it, "
+                "or another folder with --out"
+            )
+        return folder
+    chosen = os.environ.get("SOFTMAXFREE_RUN")  # by the process that started this one
+    if not chosen:
+        base = _name_of_run(config)
+        numbered = [base, *(f"{base}-{number}" for number in range(2, 10_000))]
+        chosen = next(name for name in numbered if not Path(name).exists())
+        os.environ["SOFTMAXFREE_RUN"] = chosen
+    return Path(chosen)
+
+
+def _name_of_run(config: Namespace) -> str:
+    model = config.model.init_args.get("backbone", "model")
+    return f"runs/{model}-{_name_of_data(config.data.init_args)}"
+
+
+def _name_of_data(data: Namespace) -> str:
+    name = str(data.get("name") or "").strip("/").split("/")[-1]
+    return name or Path(data.get("root") or "data").name

@@ -1,0 +1,93 @@
+"""The log of a run: a line for each thing measured, appended, so that no kill loses any."""
+
+import json
+import time
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import Logger
+from lightning_utilities.core.rank_zero import rank_zero_only
+
+from ..data.loader import ResumableLoader
+
+
+class LineLogger(Logger):
+    """Metrics as JSON, one line for each time they are logged; a resumed run appends."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder, self.path = folder, folder / "metrics.jsonl"
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def version(self) -> str:
+        return ""
+
+    @property
+    def log_dir(self) -> str:
+        return str(self.folder)
+
+    save_dir = log_dir
+
+    def log_hyperparams(
+        self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any
+    ) -> None:
+        """The run's configuration is in config.yaml."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        torn = self.path.exists() and self.path.read_bytes()[-1:] not in (b"", b"\n")
+        with self.path.open("a") as file:
+            line = json.dumps({"step": step, **metrics})
+            file.write(("\n" if torn else "") + line + "\n")
+
+
+def read_metrics(path: Path) -> dict[str, list[tuple[int, float]]]:
+    """(step, value) by name; of steps repeated after a kill the later ones count."""
+    found: dict[str, dict[int, float]] = {}
+    for line in path.read_text().splitlines():
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError:  # torn by a kill
+            continue
+        step = entry.pop("step")
+        for name, value in entry.items():
+            found.setdefault(name, {})[step] = value
+    return {name: sorted(values.items()) for name, values in found.items()}
+
+
+class Pace(Callback):
+    """Logs images a second, and the part of a step's time spent waiting for data."""
+
+    def __init__(self) -> None:
+        self.seconds = self.waited = 0.0
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.started, self.waited_before = time.perf_counter(), self._waited(trainer)
+        self.images = 0
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self.ended = time.perf_counter()
+        self.images += len(batch[0]) * trainer.world_size
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self.images:
+            return
+        seconds = self.ended - self.started
+        waited = self._waited(trainer) - self.waited_before
+        self.seconds, self.waited = self.seconds + seconds, self.waited + waited
+        pl_module.log("train/data_wait", waited / seconds, prog_bar=True)
+        pl_module.log("train/images_per_second", self.images / seconds)
+
+    @staticmethod
+    def _waited(trainer: Trainer) -> float:
+        loader = trainer.train_dataloader
+        return loader.waited if isinstance(loader, ResumableLoader) else 0.0

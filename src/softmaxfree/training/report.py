@@ -1,0 +1,62 @@
+"""What a run leaves for people: curves, scores at several sizes, the command to predict with."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ..data import ImageData
+from ..data.sources import Source
+from ..environment import command_line, commit, hardware, versions
+from ..files import write_atomically
+from .log import read_metrics
+
+
+def describe_run(folder: Path, **more: Any) -> None:
+    """Writes run.json: command, commit, hardware and versions, and what else is known."""
+    content = {
+        "command": command_line(),
+        "commit": commit(),
+        "hardware": hardware(),
+        "versions": versions(),
+        **more,
+    }
+    write_atomically(folder / "run.json", json.dumps(content, indent=1) + "\n")
+
+
+def draw_curves(folder: Path) -> Path:
+    """curves.png: the training loss, the accuracy in validation and the learning rate."""
+    from matplotlib.figure import Figure
+
+    metrics = read_metrics(folder / "metrics.jsonl")
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for axes, title, names in (
+        (left, "loss", ("train/loss_epoch", "val/loss")),
+        (right, "accuracy in validation", ("val/accuracy", "val/accuracy_top5")),
+    ):
+        for name in names:
+            if name in metrics:
+                steps, values = zip(*metrics[name])
+                axes.plot(steps, values, label=name.removesuffix("_epoch"))
+        axes.set(title=title, xlabel="step")
+        axes.grid(alpha=0.3)
+        if axes.lines:
+            axes.legend()
+    path = folder / "curves.png"
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def example_image(data: ImageData, folder: Path) -> Path | None:
+    """example.png: the first image of the validation split that can be read, to predict with."""
+    source = data.sources.get("val")
+    if not isinstance(source, Source):
+        return None
+    for index in range(min(len(source), 20)):
+        try:
+            image, _ = source.load(index)
+        except Exception:  # one of the broken ones
+            continue
+        image.save(folder / "example.png")
+        return folder / "example.png"
+    return None
