@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from timm.data import Mixup
 from torch import Tensor, nn
-from torchmetrics import MeanMetric
+from torchmetrics import MeanMetric, Metric
 from torchmetrics.classification import MulticlassAccuracy
 
+from ..data import ImageData
 from ..data.samples import NOTHING, Batch
 from .task import Task
 from .warm_start import Teacher, distillation_loss, initialise
@@ -77,17 +78,20 @@ class Classification(Task):
         self.scores = nn.ModuleList()
         self.freeze_parts()
 
+    @property
+    def images(self) -> ImageData | None:
+        """The data module, if it is ours."""
+        data = getattr(self.trainer, "datamodule", None)
+        return data if isinstance(data, ImageData) else None
+
     def setup(self, stage: str) -> None:
         if stage != "fit":
             return
-        if (
-            self.mix
-            and self.trainer.datamodule
-            and self.trainer.datamodule.images_per_process() % 2
-        ):
+        data = self.images
+        if self.mix and data and data.images_per_process() % 2:
             raise ValueError(
                 f"mixup and cutmix need an even number of images in a process, and "
-                f"--data.batch_size {self.trainer.datamodule.batch_size} gives an odd one"
+                f"--data.batch_size {data.batch_size} gives {data.images_per_process()}"
             )
         if self.init_from and not self.trainer.ckpt_path:
             taken = initialise(self.model, Path(self.init_from))
@@ -95,7 +99,9 @@ class Classification(Task):
                 print(taken)
         if self.teacher_name:
             path = Path(self.teacher_checkpoint) if self.teacher_checkpoint else None
-            normal = self.trainer.datamodule.preparation
+            if data is None:
+                raise ValueError("a teacher needs to know how images are normalised: use ImageData")
+            normal = data.preparation
             self.teacher = Teacher(
                 self.teacher_name, path, self.num_classes, normal["mean"], normal["std"]
             )
@@ -145,9 +151,10 @@ class Classification(Task):
         scores = self.scores[loader]
         assert isinstance(scores, Scores)
         scores.count(self(batch.images)[there], batch.targets[there])
-        sizes = getattr(self.trainer.datamodule, "eval_sizes", [None])
+        sizes = self.images.eval_sizes if self.images else []
         suffix = f"@{sizes[loader]}" if len(sizes) > 1 else ""
         for name, metric in scores.items():
+            assert isinstance(metric, Metric)
             self.log(
                 f"{part}/{name}{suffix}",
                 metric,
@@ -159,7 +166,7 @@ class Classification(Task):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds what prediction needs to know: how images are prepared, what classes are called."""
-        data = self.trainer.datamodule
+        data = self.images
         if data is not None:
             checkpoint["images"] = {
                 "size": data.size,
