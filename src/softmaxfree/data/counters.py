@@ -7,27 +7,38 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+_WORD = 2**64 - 1
 
-def _seeds(counters: tuple[int, ...]) -> list[int]:
-    return [int(word) for word in np.random.SeedSequence(counters).generate_state(3)]
+
+def hash_counters(*counters: int) -> int:
+    """64 bits in which every counter counts (splitmix64, one round for each)."""
+    state = 0
+    for counter in counters:
+        state = (state ^ (counter & _WORD)) + 0x9E3779B97F4A7C15 & _WORD
+        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & _WORD
+        state = (state ^ state >> 27) * 0x94D049BB133111EB & _WORD
+        state ^= state >> 31
+    return state
+
+
+def seed_sample(*counters: int) -> None:
+    """Seeds Python, numpy and torch on the CPU, for what follows."""
+    seed = hash_counters(*counters)
+    random.seed(seed)
+    np.random.seed(seed >> 32)
+    torch.default_generator.manual_seed(seed)
 
 
 def seed_step(*counters: int) -> None:
     """Seeds Python, numpy and torch on all devices, for what follows."""
-    python, array, tensor = _seeds(counters)
-    random.seed(python)
-    np.random.seed(array)
-    torch.manual_seed(tensor)
+    seed_sample(*counters)
+    torch.manual_seed(hash_counters(*counters))
 
 
 @contextmanager
-def seeded(*counters: int) -> Iterator[None]:
-    """Seeds Python, numpy and torch on the CPU, and leaves them as they were."""
+def generators_kept() -> Iterator[None]:
+    """Leaves the generators of Python, numpy and torch on the CPU as they were."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    python, array, tensor = _seeds(counters)
-    random.seed(python)
-    np.random.seed(array)
-    torch.default_generator.manual_seed(tensor)
     try:
         yield
     finally:

@@ -6,9 +6,10 @@ from typing import Any
 from lightning.pytorch import LightningDataModule
 from timm.data import IterableImageDataset, create_transform
 
-from .loader import ResumableLoader, ShardedSampler
+from .loader import ResumableLoader, ShardedSampler, give_way
 from .samples import Samples, SampleStream, collate
 from .sources import Source, open_source
+from .transforms import training_transform
 
 
 class ImageData(LightningDataModule):
@@ -95,6 +96,8 @@ class ImageData(LightningDataModule):
             "re_mode": "pixel",
         }
         self.sources: dict[str, Source | IterableImageDataset] = {}
+        self.training: ResumableLoader | None = None
+        self.resumed: dict[str, int] | None = None
 
     def prepare_data(self) -> None:
         if self.download:
@@ -182,10 +185,23 @@ class ImageData(LightningDataModule):
                 f"the training split has {length} images, fewer than one batch of "
                 f"{self.batch_size}: give a smaller --data.batch_size"
             )
-        transform = create_transform(
-            self.size, is_training=True, **(self.preparation | self.augmentation)
-        )
-        return self._loader(source, transform, self.size, share, training=True)
+        transform = training_transform(self.size, **(self.preparation | self.augmentation))
+        self.training = self._loader(source, transform, self.size, share, training=True)
+        if self.resumed:
+            self.training.load_state_dict(self.resumed)
+            self.resumed = None
+        return self.training
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position in the epoch; Lightning's own saving of it is not read in time to matter.
+
+        (It restores loaders when it restores its loops, but makes them before, for whoever asks
+        how many steps there will be.)
+        """
+        return self.training.state_dict() if self.training else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.resumed = state_dict
 
     def val_dataloader(self) -> list[ResumableLoader]:
         return self._evaluation(self.sources["val"])
@@ -237,6 +253,7 @@ class ImageData(LightningDataModule):
             drop_last=training,
             collate_fn=collate,
             num_workers=self.num_workers,
+            worker_init_fn=give_way,
             persistent_workers=self.num_workers > 0 and sampler is not None,
             pin_memory=trainer.strategy.root_device.type == "cuda",
         )

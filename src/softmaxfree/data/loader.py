@@ -1,6 +1,7 @@
 """Loaders that share the data out, know their position and measure how long they are waited for."""
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -53,6 +54,11 @@ class ShardedSampler(DistributedSampler[Any]):
         share = order[self.rank :: self.num_replicas][self.start :]
         for index in share.tolist():
             yield self.epoch, index
+
+
+def give_way(worker: int) -> None:
+    """Workers take the time that training leaves, where they share its cores."""
+    os.nice(19)
 
 
 class ResumableLoader(DataLoader[Batch]):

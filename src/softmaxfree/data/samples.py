@@ -10,7 +10,7 @@ from timm.data import IterableImageDataset
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from .counters import seeded
+from .counters import generators_kept, seed_sample
 from .sources import Source
 
 NOTHING = -1
@@ -67,7 +67,14 @@ class Samples(Dataset[Sample]):
         return len(self.source)
 
     def __getitem__(self, key: tuple[int, int]) -> Sample:
-        epoch, index = key
+        return self.__getitems__([key])[0]
+
+    def __getitems__(self, keys: list[tuple[int, int]]) -> list[Sample]:
+        """The samples of a batch; loaders ask for them at once."""
+        with generators_kept():
+            return [self._sample(epoch, index) for epoch, index in keys]
+
+    def _sample(self, epoch: int, index: int) -> Sample:
         if index == NOTHING:
             return self._nothing(index, ())
         broken: tuple[str, ...] = ()
@@ -79,8 +86,8 @@ class Samples(Dataset[Sample]):
                 reason = str(error).split("\n")[0].rstrip(".") or type(error).__name__
                 broken += (f"{self.source.describe(number)}: {reason}",)
                 continue
-            with seeded(self.seed, epoch, number):
-                return Sample(self.transform(image), target, number, broken)
+            seed_sample(self.seed, epoch, number)
+            return Sample(self.transform(image), target, number, broken)
         return self._nothing(index, broken)
 
     def _nothing(self, index: int, broken: tuple[str, ...]) -> Sample:
@@ -106,5 +113,7 @@ class SampleStream(IterableDataset[Sample]):
         worker = info.id if info else 0
         rank = dist.get_rank() if dist.is_initialized() else 0
         for number, (image, target) in enumerate(self.dataset):
-            with seeded(self.seed, self.epoch, rank, worker, number):
-                yield Sample(self.transform(image.convert("RGB")), int(target), number)
+            with generators_kept():
+                seed_sample(self.seed, self.epoch, rank, worker, number)
+                sample = Sample(self.transform(image.convert("RGB")), int(target), number)
+            yield sample

@@ -110,6 +110,14 @@ class TrainingCLI(LightningCLI):
         if config.ckpt_path and not Path(config.ckpt_path).is_file():
             raise ValueError(f"there is no checkpoint {config.ckpt_path}")
 
+    def instantiate_classes(self) -> None:
+        try:
+            super().instantiate_classes()
+        except ValueError as error:
+            if str(error).startswith("Does not validate") and error.__cause__:
+                raise error.__cause__ from None  # what the class said, without all its arguments
+            raise
+
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         if self.command != "fit":
             return super().instantiate_trainer(logger=False, enable_checkpointing=False)

@@ -68,7 +68,13 @@ class Pace(Callback):
     def __init__(self) -> None:
         self.seconds = self.waited = 0.0
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._begin(trainer)  # an epoch gone on with has no start
+
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._begin(trainer)
+
+    def _begin(self, trainer: Trainer) -> None:
         self.started, self.waited_before = time.perf_counter(), self._waited(trainer)
         self.images = 0
 
