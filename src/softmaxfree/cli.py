@@ -54,6 +54,21 @@ def bench_models(
     run(preset, threads, out)
 
 
+def bench_training(out: Path = Path("results")) -> None:
+    """Calculate the memory and the time that ImageNet training of the journal's models takes.
+
+    Prints tables and writes them as JSON and Markdown (2 minutes). Bytes kept for the backward
+    pass are counted exactly, on a CPU; hours follow from multiply-adds and an assumed speed of
+    the GPUs, which is printed with them. Nothing is trained.
+
+    Args:
+        out: Folder for the results.
+    """
+    from .bench.training import run
+
+    run(out)
+
+
 def models(out: Path | None = None) -> None:
     """List every backbone: parameters and multiply-adds, beside the paper's figures.
 
@@ -149,6 +164,7 @@ COMMANDS: dict[str, Any] = {
         "_help": "Measure speed and memory.",
         "attention": bench_attention,
         "models": bench_models,
+        "training": bench_training,
     },
 }
 

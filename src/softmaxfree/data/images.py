@@ -6,7 +6,7 @@ from typing import Any
 from lightning.pytorch import LightningDataModule
 from timm.data import IterableImageDataset, create_transform
 
-from .loader import ResumableLoader, ShardedSampler, give_way
+from .loader import ResumableLoader, ShardedSampler, prepare_worker
 from .samples import Samples, SampleStream, collate
 from .sources import Source, open_source
 from .transforms import training_transform
@@ -253,7 +253,7 @@ class ImageData(LightningDataModule):
             drop_last=training,
             collate_fn=collate,
             num_workers=self.num_workers,
-            worker_init_fn=give_way,
+            worker_init_fn=prepare_worker,
             persistent_workers=self.num_workers > 0 and sampler is not None,
             pin_memory=trainer.strategy.root_device.type == "cuda",
         )

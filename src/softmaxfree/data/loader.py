@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -56,9 +57,14 @@ class ShardedSampler(DistributedSampler[Any]):
             yield self.epoch, index
 
 
-def give_way(worker: int) -> None:
-    """Workers take the time that training leaves, where they share its cores."""
+def prepare_worker(worker: int) -> None:
+    """Workers take the time that training leaves, and leave signals to it.
+
+    A scheduler signals all processes of a job; training needs its workers to finish the step.
+    """
     os.nice(19)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
 
 
 class ResumableLoader(DataLoader[Batch]):

@@ -122,6 +122,8 @@ class RunCheckpoint(Checkpoint):
 
     def save(self, trainer: Trainer, path: Path) -> None:
         """Saves, unless weights are no longer finite: then the file that is there stays."""
+        if getattr(trainer, "fast_dev_run", False):
+            return
         for name, parameter in trainer.lightning_module.named_parameters():
             if not torch.isfinite(parameter).all():
                 raise RuntimeError(

@@ -71,7 +71,11 @@ class TrainingCLI(LightningCLI):
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         if "description" in kwargs:  # the subcommand's
-            kwargs |= {"description": DESCRIPTIONS[self.command], "epilog": _EXAMPLES}
+            kwargs |= {
+                "description": DESCRIPTIONS[self.command],
+                "epilog": _EXAMPLES,
+                "usage": f"softmaxfree {self.command} [--config FILE] [options]",
+            }
         return super().init_parser(**kwargs)
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -103,7 +107,7 @@ class TrainingCLI(LightningCLI):
         config = self.config[self.command]
         config.weights_only = True  # nothing in a checkpoint is run
         if self.command == "fit":
-            self.folder = _folder_of_run(config)
+            self.folder = folder_of_run(config)
             if config.ckpt_path == "last":
                 last = self.folder / "last.ckpt"
                 config.ckpt_path = str(last) if last.exists() else None
@@ -160,11 +164,14 @@ class TrainingCLI(LightningCLI):
         trainer, data = self.trainer, self.datamodule
         if not isinstance(self.model, Classification) or not isinstance(data, ImageData):
             return
+        if getattr(trainer, "fast_dev_run", False):
+            print("one step of training and validation went through")
+            return
         scores = score_at(trainer, self.model, data, [data.size, data.size * 3 // 2, data.size * 2])
         if not trainer.is_global_zero:
             return
         waiting = self.pace.waited / max(self.pace.seconds, 1e-9)
-        broken = len(trainer.train_dataloader.broken) if trainer.train_dataloader else 0
+        broken = len(data.training.broken) if data.training else 0
         describe_run(self.folder, accuracy=scores, data_wait=waiting, broken_images=broken)
         print(f"\nrun folder     {self.folder}")
         print("               last.ckpt, best.ckpt, config.yaml, run.json, metrics.jsonl")
@@ -177,6 +184,19 @@ class TrainingCLI(LightningCLI):
         for size, accuracy in scores.items():
             print(f"accuracy       {accuracy * 100:.2f} % at {size} x {size} pixels")
         print(f"held-out accuracy: {scores[str(data.size)] * 100:.2f} %")
+
+    def before_validate(self) -> None:
+        self.config_init[self.command].verbose = False  # printed below
+
+    before_test = before_validate
+
+    def after_validate(self) -> None:
+        if self.trainer.is_global_zero:
+            for name, value in self.trainer.callback_metrics.items():
+                percent = "accuracy" in name
+                print(f"{name:24}{value * 100:.2f} %" if percent else f"{name:24}{value:.4f}")
+
+    after_test = after_validate
 
 
 def score_at(
@@ -213,7 +233,7 @@ def _with_configuration(command: str, arguments: list[str]) -> list[str]:
         return arguments
     path = _option(arguments, "--ckpt_path")
     if path and path != "last":
-        return ["--config", _configuration_of_checkpoint(Path(path)), *arguments]
+        return ["--config", _configuration_of_checkpoint(Path(path), command), *arguments]
     if command != "fit":
         raise ValueError(
             f"{command} needs something to score: give --ckpt_path FILE, or --config FILE"
@@ -239,11 +259,14 @@ def recipe(name: str) -> Path:
     raise ValueError(f"there is no recipe {name}")
 
 
-def _configuration_of_checkpoint(path: Path) -> str:
-    config = read_run_checkpoint(path).get("config")
-    if not isinstance(config, str):
+def _configuration_of_checkpoint(path: Path, command: str) -> str:
+    text = read_run_checkpoint(path).get("config")
+    if not isinstance(text, str):
         raise ValueError(f"{path} does not say how it was trained: give its --config")
-    return config
+    config = yaml.safe_load(text)
+    if command != "fit":
+        del config["save_every"]
+    return yaml.safe_dump(config)
 
 
 def _configuration(parser: LightningArgumentParser, config: Namespace) -> str:
@@ -257,7 +280,7 @@ def _listed(value: Any) -> list[Any]:
     return [] if value is None else value if isinstance(value, list) else [value]
 
 
-def _folder_of_run(config: Namespace) -> Path:
+def folder_of_run(config: Namespace) -> Path:
     """The run's folder, the same for all of its processes."""
     if config.ckpt_path and config.ckpt_path != "last" and not config.out:
         return Path(config.ckpt_path).parent

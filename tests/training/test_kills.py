@@ -1,0 +1,117 @@
+"""Nothing is lost: real processes, really killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from softmaxfree.files import remove_unfinished
+
+from .conftest import environment, equal, softmaxfree, weights
+
+
+def wait_for(condition: str, path: Path, process: "subprocess.Popen[str]") -> None:
+    """Until a file has some text in it."""
+    for _ in range(6000):
+        if path.exists() and condition in path.read_text():
+            return
+        if process.poll() is not None:
+            raise AssertionError(f"ended before {condition}: {process.communicate()[0]}")
+        time.sleep(0.02)
+    raise AssertionError(f"{condition} never came")
+
+
+def interrupted(words: list[str | Path], cwd: Path, step: int, number: int) -> tuple[int, str]:
+    """Runs until a step is logged, sends the signal, gives exit code and output."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "softmaxfree", *map(str, words)],
+        cwd=cwd, env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )  # fmt: skip
+    wait_for(f'"step": {step},', cwd / "cut" / "metrics.jsonl", process)
+    if number == signal.SIGKILL:
+        process.send_signal(number)
+    else:  # a scheduler signals loader workers too
+        os.killpg(process.pid, number)
+    output = process.communicate(timeout=120)[0]
+    return process.returncode, output
+
+
+@pytest.mark.slow
+def test_a_run_killed_again_and_again_ends_as_one_never_stopped(
+    small: Path, tmp_path: Path
+) -> None:
+    """Augmentation, mixup, drop-path, averages and workers are on; 11 steps an epoch."""
+    command: list[str | Path] = ["fit", "--config", small, "--save_every", "3"]
+    whole = softmaxfree(*command, "--out", "whole", cwd=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    cut = [*command, "--out", "cut", "--ckpt_path", "last"]
+
+    code, _ = interrupted(cut, tmp_path, 7, signal.SIGKILL)  # in the first epoch
+    assert code == -signal.SIGKILL
+    assert torch.load(tmp_path / "cut/last.ckpt", weights_only=True)["global_step"] in (6, 9)
+
+    code, output = interrupted(cut, tmp_path, 13, signal.SIGTERM)  # in the second
+    assert code == 0
+    assert "stopped by SIGTERM after step" in output
+    stopped = torch.load(tmp_path / "cut/last.ckpt", weights_only=True)["global_step"]
+    assert f"after step {stopped};" in output
+    assert stopped >= 14
+
+    code, output = interrupted(cut, tmp_path, stopped, signal.SIGUSR1)
+    assert code == 0
+    assert "stopped by SIGUSR1" in output
+
+    done = softmaxfree(*cut, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for name in ("state_dict", "current_model_state"):
+        assert equal(
+            weights(tmp_path / "whole/last.ckpt", name), weights(tmp_path / "cut/last.ckpt", name)
+        )
+    assert done.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1]
+    ends = [torch.load(tmp_path / run / "last.ckpt", weights_only=True) for run in ("whole", "cut")]
+    assert ends[0]["lr_schedulers"] == ends[1]["lr_schedulers"]
+    assert ends[0]["global_step"] == ends[1]["global_step"] == 22
+    first, second = (end["optimizer_states"][0]["state"] for end in ends)
+    assert all(torch.equal(first[i][name], second[i][name]) for i in first for name in first[i])
+
+
+WRITER = """
+import sys, torch
+from pathlib import Path
+from softmaxfree.training.checkpoint import AtomicCheckpointIO
+writer = AtomicCheckpointIO()
+for step in range(10_000):
+    checkpoint = {"step": step, "weights": torch.full((2**22,), float(step))}
+    writer.save_checkpoint(checkpoint, sys.argv[1])
+    print(step, flush=True)
+"""
+
+
+def test_a_kill_in_the_middle_of_a_write_leaves_the_last_good_checkpoint(tmp_path: Path) -> None:
+    target = tmp_path / "last.ckpt"
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(target)], stdout=subprocess.PIPE, env=environment()
+    )
+    assert process.stdout is not None
+    while int(process.stdout.readline()) < 1:
+        pass
+    while not any(path.stat().st_size > 2**20 for path in _unfinished(target)):
+        pass
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    assert _unfinished(target), "the kill came between two writes"
+    found = torch.load(target, weights_only=True)
+    assert torch.equal(found["weights"], torch.full((2**22,), float(found["step"])))
+    remove_unfinished(target)
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def _unfinished(target: Path) -> list[Path]:
+    return [path for path in target.parent.glob(".last.ckpt.*") if path.exists()]

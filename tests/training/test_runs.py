@@ -1,0 +1,238 @@
+"""Runs from the command line, in this process: what they write, print and refuse."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from jsonargparse import Namespace
+from PIL import Image
+
+from softmaxfree.tasks.predict import Predictor
+from softmaxfree.tasks.predict import run as predict
+from softmaxfree.training.command import folder_of_run, run
+from softmaxfree.training.log import LineLogger, read_metrics
+
+from ..data.folders import write_digits
+from .conftest import Fit, equal, softmaxfree, weights
+
+
+def test_a_run_leaves_everything_that_is_needed(
+    fit: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = fit("--trainer.max_epochs=2")
+    names = {path.name for path in folder.iterdir()}
+    assert names == {
+        "last.ckpt", "best.ckpt", "config.yaml", "run.json", "metrics.jsonl", "curves.png",
+        "example.png",
+    }  # fmt: skip
+    with Image.open(folder / "curves.png") as curves:
+        assert curves.width > 500
+    told = json.loads((folder / "run.json").read_text())
+    assert told["versions"]["lightning"]
+    assert told["hardware"]["cores"]
+    assert list(told["accuracy"]) == ["16", "24", "32"]
+    assert 0 <= told["data_wait"] < 1
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert config["model"]["init_args"]["mixup"] == 0.8
+    assert config["trainer"]["max_epochs"] == 2
+    metrics = read_metrics(folder / "metrics.jsonl")
+    assert [step for step, _ in metrics["train/loss_step"]] == list(range(6))
+    assert len(metrics["train/data_wait"]) == len(metrics["val/accuracy"]) == 2
+
+    printed = capsys.readouterr().out
+    lines = printed.splitlines()
+    assert lines[-1] == f"held-out accuracy: {told['accuracy']['16'] * 100:.2f} %"
+    assert f"softmaxfree predict run/example.png --ckpt {Path('run/last.ckpt')}" in printed
+    for size in (16, 24, 32):
+        assert f"at {size} x {size} pixels" in printed
+    assert "of the time of a step" in printed
+
+    predict([folder / "example.png"], folder / "last.ckpt", 5, None, tmp_path / "found.json")
+    found = json.loads((tmp_path / "found.json").read_text())
+    classes = found[str(folder / "example.png")]
+    assert len(classes) == 5
+    assert [entry["probability"] for entry in classes] == sorted(
+        (entry["probability"] for entry in classes), reverse=True
+    )
+    assert {entry["class"] for entry in classes} <= {str(digit) for digit in range(10)}
+    assert "%" in capsys.readouterr().out
+
+
+def test_prediction_uses_the_averaged_weights_and_the_runs_preparation(fit: Fit) -> None:
+    folder = fit()
+    predictor = Predictor(folder / "last.ckpt")
+    averaged = weights(folder / "last.ckpt", "state_dict")
+    assert not equal(averaged, weights(folder / "last.ckpt"))
+    own = {f"model.{name}": tensor for name, tensor in predictor.model.state_dict().items()}
+    assert equal(own, averaged)
+    pixels = predictor.transform(Image.open(folder / "example.png").convert("RGB"))
+    assert pixels.shape == (3, 16, 16)
+    assert predictor.probabilities(folder / "example.png").sum() == pytest.approx(1, abs=1e-5)
+
+
+def test_validation_takes_its_configuration_from_the_checkpoint(
+    fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = fit("--trainer.limit_val_batches=3")
+    told = json.loads((folder / "run.json").read_text())["accuracy"]
+    capsys.readouterr()
+    run("validate", ["--ckpt_path", str(folder / "last.ckpt"), "--data.eval_sizes", "[16,24,32]"])
+    printed = capsys.readouterr().out
+    for size, accuracy in told.items():
+        line = next(line for line in printed.splitlines() if f"val/accuracy@{size}" in line)
+        assert line.endswith(f" {accuracy * 100:.2f} %")
+    run("test", ["--ckpt_path", str(folder / "best.ckpt")])
+    assert "test/accuracy" in capsys.readouterr().out
+
+
+def test_going_on_from_the_best_checkpoint_is_the_same_run(fit: Fit) -> None:
+    """best.ckpt is written in the middle of validation."""
+    whole = fit("--trainer.max_epochs=2")
+    first = fit(out="first")
+    steps = torch.load(first / "best.ckpt", weights_only=True)["global_step"]
+    assert steps == 3
+    again = fit("--trainer.max_epochs=2", "--ckpt_path", str(first / "best.ckpt"), out="again")
+    ends = [torch.load(run / "last.ckpt", weights_only=True) for run in (whole, again)]
+    assert ends[0]["global_step"] == ends[1]["global_step"] == 6
+    # Only the schedule's length differs, which the first run was told to be 3.
+    assert ends[0]["epoch"] == ends[1]["epoch"]
+
+
+def test_a_folder_with_a_run_in_it_is_not_written_over(fit: Fit) -> None:
+    fit()
+    with pytest.raises(ValueError, match="run holds a run already: give --ckpt_path last"):
+        fit()
+
+
+def test_folders_are_numbered_when_none_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = Namespace(
+        ckpt_path=None,
+        out=None,
+        model=Namespace(init_args=Namespace(backbone="softpp_nano")),
+        data=Namespace(init_args=Namespace(name="torch/cifar10")),
+    )
+    for expected in ("runs/softpp_nano-cifar10", "runs/softpp_nano-cifar10-2"):
+        monkeypatch.setenv("SOFTMAXFREE_RUN", "")
+        folder = folder_of_run(given)
+        assert str(folder) == expected
+        assert folder_of_run(given) == folder  # the same for the processes that it starts
+        folder.mkdir(parents=True)
+
+
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(
+    fit: Fit, tmp_path: Path
+) -> None:
+    write_digits(tmp_path / "numbers", train=40, val=20)
+    with pytest.raises(RuntimeError, match=r"the loss is (nan|inf) at step [12]") as caught:
+        fit(
+            "--data.name=", "--data.root=numbers", "--data.val_split=val", "--data.batch_size=8",
+            "--model.optimizer=sgd", "--model.lr=1e30", "--model.warmup_epochs=0",
+            "--save_every=1", "--trainer.gradient_clip_val=null",
+        )  # fmt: skip
+    names = str(caught.value).partition("the batch: ")[2].split(", ")
+    assert len(names) == 8
+    assert all(Path(name).is_file() for name in names)
+    saved = tmp_path / "run" / "last.ckpt"
+    if saved.exists():  # after a step whose weights were still finite
+        assert all(tensor.isfinite().all() for tensor in weights(saved).values())
+
+
+def test_weights_that_are_not_finite_are_never_saved(
+    fit: Fit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from softmaxfree.tasks import Classification
+
+    def poison(task: Classification, *_: Any) -> None:
+        if task.trainer.global_step == 3:
+            next(task.model.parameters()).data.fill_(float("nan"))
+
+    monkeypatch.setattr(Classification, "on_train_batch_end", poison)
+    with pytest.raises(RuntimeError, match=r"no longer finite after step 3"):
+        fit("--save_every=1")
+    assert all(tensor.isfinite().all() for tensor in weights(Path("run/last.ckpt")).values())
+
+
+def test_broken_images_are_reported_at_the_end(
+    fit: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = write_digits(tmp_path / "numbers", train=40, val=20)
+    victim = next((root / "train" / "3").iterdir())
+    victim.write_bytes(victim.read_bytes()[:60])
+    fit(
+        "--data.name=", "--data.root=numbers", "--data.val_split=val", "--data.batch_size=8",
+        "--trainer.limit_train_batches=1.0",
+    )  # fmt: skip
+    assert "broken images  1, skipped" in capsys.readouterr().out
+    assert json.loads((tmp_path / "run/run.json").read_text())["broken_images"] == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--model.num_classes=7"], "the data has 10 classes in its train split"),
+        (["--data.batch_size=5000"], "has 1437 images, fewer than one batch of 5000"),
+        (["--data.batch_size=9"], "need an even number of images"),
+        (["--trainer.accumulate_grad_batches=3"], "give --data.batch_size a multiple of 3"),
+        (["--model.backbone=softpp_nan"], "no model 'softpp_nan'; did you mean softpp_nano"),
+        (["--model.freeze=[stage.0]"], "nothing of the model is called 'stage.0'"),
+        (["--model.ema=1.5"], "ema must be at least 0 and below 1"),
+        (["--data.val_split=dev"], "no split 'dev'"),
+        (["--ckpt_path=none.ckpt"], "there is no checkpoint none.ckpt"),
+        (["--save_every=0"], "--save_every must be at least 1"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_what_is_wrong_stops_at_once_with_one_sentence(
+    words: list[str], sentence: str, fit: Fit
+) -> None:
+    with pytest.raises(ValueError, match=sentence) as caught:
+        fit(*words)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_the_command_line_refuses_what_it_does_not_know(small: Path, tmp_path: Path) -> None:
+    done = softmaxfree("fit", "--config", small, "--model.learning_rate", "1", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "learning_rate" in done.stderr
+    assert "Traceback" not in done.stderr
+    done = softmaxfree("validate", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "softmaxfree: error: validate needs something to score: "
+        "give --ckpt_path FILE, or --config FILE\n"
+    )
+    done = softmaxfree("fit", "--help", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "softmaxfree fit --config recipes/cifar10/softpp_nano.yaml" in done.stdout
+
+
+def test_the_class_of_an_image_is_refused_for_what_is_no_image(fit: Fit, tmp_path: Path) -> None:
+    folder = fit()
+    (tmp_path / "note.png").write_text("no image")
+    with pytest.raises(ValueError, match=r"note.png cannot be read as an image"):
+        predict([tmp_path / "note.png"], folder / "last.ckpt", 5, None, None)
+    with pytest.raises(ValueError, match="there is no checkpoint"):
+        predict([folder / "example.png"], tmp_path / "no.ckpt", 5, None, None)
+    (tmp_path / "half.ckpt").write_bytes((folder / "last.ckpt").read_bytes()[:5000])
+    with pytest.raises(ValueError, match="truncated"):
+        predict([folder / "example.png"], tmp_path / "half.ckpt", 5, None, None)
+    torch.save({"state_dict": {}}, tmp_path / "other.ckpt")
+    with pytest.raises(ValueError, match="no checkpoint of a classification run"):
+        predict([folder / "example.png"], tmp_path / "other.ckpt", 5, None, None)
+
+
+def test_a_log_torn_by_a_kill_is_read_and_gone_on_with(tmp_path: Path) -> None:
+    logger = LineLogger(tmp_path)
+    logger.log_metrics({"loss": 3.0}, step=0)
+    logger.log_metrics({"loss": 2.0}, step=1)
+    whole = logger.path.read_text()
+    logger.path.write_text(whole + whole[:9])
+    logger.log_metrics({"loss": 1.5}, step=1)
+    assert read_metrics(logger.path) == {"loss": [(0, 3.0), (1, 1.5)]}
