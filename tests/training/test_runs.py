@@ -82,7 +82,8 @@ def test_validation_takes_its_configuration_from_the_checkpoint(
     run("validate", ["--ckpt_path", str(folder / "last.ckpt"), "--data.eval_sizes", "[16,24,32]"])
     printed = capsys.readouterr().out
     for size, accuracy in told.items():
-        line = next(line for line in printed.splitlines() if f"val/accuracy@{size}" in line)
+        name = "val/accuracy" if size == "16" else f"val/accuracy@{size}"
+        line = next(line for line in printed.splitlines() if f"{name} " in line)
         assert line.endswith(f" {accuracy * 100:.2f} %")
     run("test", ["--ckpt_path", str(folder / "best.ckpt")])
     assert "test/accuracy" in capsys.readouterr().out

@@ -17,7 +17,7 @@ class ImageData(LightningDataModule):
 
     Args:
         name: "digits" (scikit-learn's, embedded), or a name as timm.data.create_dataset takes it:
-            "" for image folders or tar files, "torch/cifar10", "hfds/NAME", "wds/", "tfds/NAME".
+            "" for image folders, "torch/cifar10", "hfds/NAME", "wds/", "tfds/NAME".
         root: The folder of the data, as given or below $SOFTMAXFREE_DATA.
         train_split: The part to train on; for image folders a folder below root.
         val_split: The part that validation scores.

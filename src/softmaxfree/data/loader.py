@@ -1,5 +1,6 @@
 """Loaders that share the data out, know their position and measure how long they are waited for."""
 
+import itertools
 import logging
 import os
 import signal
@@ -61,10 +62,13 @@ def prepare_worker(worker: int) -> None:
     """Workers take the time that training leaves, and leave signals to it.
 
     A scheduler signals all processes of a job; training needs its workers to finish the step.
+    Asked a second time to end, as torch does with a worker that it cannot stop, they do.
     """
     os.nice(19)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
+    asked = itertools.count()
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0) if next(asked) else None)
 
 
 class ResumableLoader(DataLoader[Batch]):
@@ -93,7 +97,7 @@ class ResumableLoader(DataLoader[Batch]):
         num_classes: int | None = None,
         **named: Any,
     ) -> None:
-        super().__init__(*arguments, **named)
+        super().__init__(*arguments, **named, generator=torch.Generator())  # type: ignore[misc]
         self.epoch, self.num_classes = epoch, num_classes
         self.position, self.resume_at = 0, 0
         self.waited, self.broken = 0.0, {}
@@ -102,11 +106,13 @@ class ResumableLoader(DataLoader[Batch]):
         """Nothing starts before the first batch is asked for: only then is the epoch known."""
         skip, self.resume_at = self.resume_at, 0
         self.position = skip
+        epoch = self.epoch()
+        self.generator.manual_seed(epoch)  # of the workers' seeds, by which streams are shuffled
         stream = isinstance(self.dataset, SampleStream)
         if stream:
-            self.dataset.set_epoch(self.epoch())  # type: ignore[attr-defined]
+            self.dataset.set_epoch(epoch)  # type: ignore[attr-defined]
         elif isinstance(self.sampler, ShardedSampler):
-            self.sampler.set_epoch(self.epoch())
+            self.sampler.set_epoch(epoch)
             self.sampler.start = skip * (self.batch_size or 1)
         batches = super().__iter__()
         for _ in range(skip if stream else 0):

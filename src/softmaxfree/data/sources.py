@@ -65,7 +65,7 @@ class Digits(Source):
 
 
 class TimmImages(Source):
-    """A data set that timm reads by files: image folders, tar files, Hugging Face's tables."""
+    """A data set that timm reads by number: image folders, a tar file, Hugging Face's tables."""
 
     def __init__(self, dataset: ImageDataset) -> None:
         self.dataset, self.reader = dataset, dataset.reader

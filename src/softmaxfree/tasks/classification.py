@@ -151,8 +151,9 @@ class Classification(Task):
         scores = self.scores[loader]
         assert isinstance(scores, Scores)
         scores.count(self(batch.images)[there], batch.targets[there])
-        sizes = self.images.eval_sizes if self.images else []
-        suffix = f"@{sizes[loader]}" if len(sizes) > 1 else ""
+        suffix = ""
+        if self.images and self.images.eval_sizes[loader] != self.images.size:
+            suffix = f"@{self.images.eval_sizes[loader]}"
         for name, metric in scores.items():
             assert isinstance(metric, Metric)
             self.log(

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 from jsonargparse import Namespace
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch import LightningDataModule, Trainer
@@ -131,7 +132,7 @@ class TrainingCLI(LightningCLI):
         trainer_config = self.config_init.fit.trainer
         ours: dict[str, Any] = {
             "default_root_dir": str(self.folder),
-            "plugins": [*_listed(trainer_config.plugins), AtomicCheckpointIO()],
+            "plugins": [*_listed(trainer_config.plugins), AtomicCheckpointIO(), *_cluster()],
             "callbacks": [
                 *_listed(trainer_config.callbacks),
                 *([TQDMProgressBar()] if trainer_config.enable_progress_bar is not False else []),
@@ -209,7 +210,10 @@ def score_at(
     finally:
         data.eval_sizes = before
     found = {name: value for part in scores for name, value in part.items()}
-    return {str(size): found[f"val/accuracy@{size}"] for size in sizes}
+    return {
+        str(size): found["val/accuracy" + ("" if size == data.size else f"@{size}")]
+        for size in sizes
+    }
 
 
 def run(command: str, arguments: list[str]) -> None:
@@ -274,6 +278,11 @@ def _configuration(parser: LightningArgumentParser, config: Namespace) -> str:
     dumped = yaml.safe_load(parser.dump(config, skip_none=False, format="yaml"))
     kept = {name: value for name, value in dumped.items() if name not in _NOT_OF_A_RUN}
     return yaml.safe_dump(kept, sort_keys=False)
+
+
+def _cluster() -> list[SLURMEnvironment]:
+    """Slurm without Lightning's own answer to its signals; RunCheckpoint has ours."""
+    return [SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else []
 
 
 def _listed(value: Any) -> list[Any]:

@@ -1,0 +1,134 @@
+"""Classification: its losses, its scores, and where its weights come from."""
+
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+
+from softmaxfree.data.counters import seed_step
+from softmaxfree.data.samples import Batch
+from softmaxfree.tasks import Classification
+from softmaxfree.tasks.classification import Scores, build_model
+from softmaxfree.tasks.warm_start import Teacher, distillation_loss, initialise
+
+from ..models.test_checkpoints import to_released
+from .test_task import NANO, train
+
+
+def batch(count: int = 8, size: int = 16) -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(count, 3, size, size, generator=generator)
+    return Batch(images, torch.arange(count) % 10, torch.arange(count), ())
+
+
+def quiet(task: Classification) -> Classification:
+    task.log = lambda *_, **__: None  # type: ignore[method-assign,assignment]
+    return task
+
+
+def test_the_loss_is_cross_entropy_with_smoothed_labels() -> None:
+    task = quiet(Classification(**NANO, smoothing=0.1)).eval()
+    images, targets, *_ = batch()
+    smooth = F.one_hot(targets, 10) * 0.9 + 0.01
+    expected = -(smooth * task(images).log_softmax(1)).sum(1).mean()
+    torch.testing.assert_close(task.training_step(batch(), 0), expected)
+
+
+def test_mixing_mixes_images_and_labels_alike() -> None:
+    task = quiet(Classification(**NANO, mixup=0.8, cutmix=1.0, smoothing=0.1)).eval()
+    assert task.mix is not None
+    seed_step(1)
+    loss = task.training_step(batch(), 0)
+    seed_step(1)
+    images, targets = task.mix(batch().images, batch().targets)
+    assert targets.sum(1) == pytest.approx(torch.ones(8))
+    assert not torch.equal(images, batch().images)
+    torch.testing.assert_close(loss, F.cross_entropy(task(images), targets))
+
+
+def test_scores_count_every_sample_once_and_nothing_else() -> None:
+    scores = Scores(10)
+    logits = torch.zeros(6, 10)
+    logits[torch.arange(6), torch.tensor([0, 1, 2, 9, 9, 9])] = 1.0
+    scores.count(logits[:2], torch.tensor([0, 1]))
+    scores.count(logits[2:], torch.tensor([2, 3, 4, 9]))
+    scores.count(logits[:0], torch.tensor([], dtype=torch.long))  # a batch of nothing but padding
+    assert scores["accuracy"].compute() == pytest.approx(4 / 6)  # type: ignore[operator]
+    assert scores["loss"].compute() > 0  # type: ignore[operator]
+    assert "accuracy_top5" not in Scores(5)
+
+
+def test_a_checkpoint_starts_a_model_of_other_classes(tmp_path: Path) -> None:
+    task = Classification(**NANO)
+    torch.save({"state_dict": task.state_dict()}, tmp_path / "run.ckpt")
+    other = Classification(**NANO, num_classes=4)
+    told = initialise(other.model, tmp_path / "run.ckpt")
+    assert "left as they were: head.weight, head.bias" in told
+    for name, tensor in task.model.state_dict().items():
+        if not name.startswith("head"):
+            assert torch.equal(other.model.state_dict()[name], tensor), name
+
+
+def test_a_journal_model_starts_from_a_released_checkpoint(tmp_path: Path) -> None:
+    """The released tiny has fewer blocks and softmax in stage 4; what fits is taken."""
+    released = timm.create_model("soft_tiny_fudan", num_classes=10, img_size=64)
+    torch.save({"state_dict": to_released(released.state_dict())}, tmp_path / "SOFT_tiny.pth")
+    journal = build_model("softpp_tiny", 10, options={"img_size": 64})
+    before = {name: tensor.clone() for name, tensor in journal.state_dict().items()}
+    told = initialise(journal, tmp_path / "SOFT_tiny.pth")
+    after, theirs = journal.state_dict(), released.state_dict()
+    for name in ("stages.0.blocks.0.attention.q.weight", "stages.2.blocks.2.mlp.fc1.weight"):
+        assert torch.equal(after[name], theirs[name])
+    assert torch.equal(after["stages.2.blocks.4.mlp.fc1.weight"],
+                       before["stages.2.blocks.4.mlp.fc1.weight"])  # fmt: skip
+    taken = sum(torch.equal(after[name], theirs[name]) for name in theirs if name in after
+                and after[name].shape == theirs[name].shape)  # fmt: skip
+    assert taken > len(after) / 2
+    assert "left as they were" in told
+
+
+def test_weights_of_another_kind_are_refused(tmp_path: Path) -> None:
+    torch.save({"layer.weight": torch.zeros(3)}, tmp_path / "other.pth")
+    with pytest.raises(ValueError, match=r"nothing in .*other.pth fits"):
+        initialise(build_model("softpp_nano", 10), tmp_path / "other.pth")
+
+
+def test_distillation_is_the_divergence_from_the_teacher() -> None:
+    student, teacher = torch.randn(2, 5, 10, generator=torch.Generator().manual_seed(0))
+    p, q = (teacher / 2).softmax(1), (student / 2).softmax(1)
+    expected = (p * (p / q).log()).sum(1).mean() * 4
+    torch.testing.assert_close(distillation_loss(student, teacher, "soft", 2.0), expected)
+    hard = F.cross_entropy(student, teacher.argmax(1))
+    torch.testing.assert_close(distillation_loss(student, teacher, "hard", 2.0), hard)
+    assert distillation_loss(teacher, teacher, "soft", 1.0) == pytest.approx(0, abs=1e-6)
+
+
+def test_a_teacher_sees_images_as_it_was_trained_to(tmp_path: Path) -> None:
+    model = timm.create_model("resnet10t", num_classes=10)
+    torch.save(model.state_dict(), tmp_path / "teacher.pth")
+    teacher = Teacher("resnet10t", tmp_path / "teacher.pth", 10, (0.5,) * 3, (0.5,) * 3)
+    pixels = torch.rand(2, 3, 32, 32)
+    config = model.pretrained_cfg
+    mean, std = (torch.tensor(config[name]).view(1, 3, 1, 1) for name in ("mean", "std"))
+    expected = model.eval()((pixels - mean) / std)
+    torch.testing.assert_close(teacher((pixels - 0.5) / 0.5), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_student_follows_its_teacher_and_does_not_carry_it(tmp_path: Path) -> None:
+    torch.save(build_model("resnet10t", 10).state_dict(), tmp_path / "teacher.pth")
+    task = Classification(
+        **NANO, teacher="resnet10t", teacher_checkpoint=str(tmp_path / "teacher.pth"), ema=0.9
+    )
+    train(task, tmp_path, steps=2)
+    assert task.teacher is not None
+    assert not any("teacher" in name for name in task.state_dict())
+    assert not any(parameter.requires_grad for parameter in task.teacher.model.parameters())
+
+
+def test_another_attention_is_one_argument() -> None:
+    task = Classification(**NANO, attention="softmax")
+    names = {type(module).__name__ for module in task.model.modules()}
+    assert "SoftmaxAttention" in names
+    assert "SoftmaxFreeAttention" not in names
