@@ -53,12 +53,12 @@ class Task(LightningModule):
         self.warmup_epochs, self.warmup_lr, self.min_lr = warmup_epochs, warmup_lr, min_lr
         self.ema, self.seed = ema, seed
         self.freeze_patterns = freeze or []
-        self.frozen: list[nn.Module] = []
+        self.frozen: list[str] = []
 
     def freeze_parts(self) -> None:
         """Freezes what the patterns name; called once the model is there."""
         for pattern in self.freeze_patterns:
-            modules = [m for name, m in self.model.named_modules() if fnmatchcase(name, pattern)]
+            modules = [name for name, _ in self.model.named_modules() if fnmatchcase(name, pattern)]
             parameters = [p for n, p in self.model.named_parameters() if fnmatchcase(n, pattern)]
             if not modules and not parameters:
                 names = ", ".join(name for name, _ in self.model.named_children())
@@ -66,15 +66,17 @@ class Task(LightningModule):
                     f"nothing of the model is called {pattern!r}, so it cannot be frozen; "
                     f"its parts are {names}, and * stands for any characters"
                 )
-            for parameter in [*parameters, *(p for m in modules for p in m.parameters())]:
+            for parameter in parameters:
                 parameter.requires_grad_(False)
-            self.__dict__["frozen"] = [*self.frozen, *modules]
+            for name in modules:
+                self.model.get_submodule(name).requires_grad_(False)
+            self.frozen += modules
         self.train(self.training)
 
     def train(self, mode: bool = True) -> "Task":
         super().train(mode)
-        for module in getattr(self, "frozen", []):
-            module.eval()
+        for name in getattr(self, "frozen", []):
+            self.model.get_submodule(name).eval()
         return self
 
     def configure_callbacks(self) -> list[Callback]:

@@ -14,6 +14,9 @@ from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.plugins.layer_sync import LayerSync
+from timm.layers import convert_sync_batchnorm
+from torch import nn
 
 from ..data import ImageData
 from ..files import write_atomically
@@ -23,6 +26,7 @@ from .allocator import keep_freed_memory
 from .checkpoint import AtomicCheckpointIO, RunCheckpoint, Stopped
 from .log import LineLogger, Pace
 from .report import describe_run, draw_curves, example_image
+from .restart import join_after_restart, restarts
 
 DESCRIPTIONS = {
     "fit": "Train a model. Without --config it trains softpp_nano on handwritten digits.",
@@ -140,6 +144,9 @@ class TrainingCLI(LightningCLI):
                 RunCheckpoint(self.folder, config.save_every, config=text),
             ],
         }
+        if trainer_config.sync_batchnorm:
+            ours["sync_batchnorm"] = False  # Lightning's own would drop timm's activations
+            ours["plugins"].append(SynchronisedBatchNorm())
         if trainer_config.logger in (None, True):
             ours["logger"] = LineLogger(self.folder)
         trainer = super().instantiate_trainer(**ours)
@@ -200,6 +207,18 @@ class TrainingCLI(LightningCLI):
     after_test = after_validate
 
 
+class SynchronisedBatchNorm(LayerSync):
+    """Batch normalisation over all processes; timm's has an activation in it, which stays."""
+
+    def apply(self, model: nn.Module) -> nn.Module:
+        converted: nn.Module = convert_sync_batchnorm(model)
+        return converted
+
+    def revert(self, model: nn.Module) -> nn.Module:
+        """As it is: outside training nothing is synchronised."""
+        return model
+
+
 def score_at(
     trainer: Trainer, model: Classification, data: ImageData, sizes: list[int]
 ) -> dict[str, float]:
@@ -223,6 +242,7 @@ def run(command: str, arguments: list[str]) -> None:
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     arguments = _with_configuration(command, arguments)
+    join_after_restart()
     try:
         TrainingCLI(command, arguments)
     except MisconfigurationException as error:
@@ -296,8 +316,8 @@ def folder_of_run(config: Namespace) -> Path:
     parallel = int(os.environ.get("WORLD_SIZE", os.environ.get("SLURM_NTASKS", "1"))) > 1
     if config.out or parallel or config.ckpt_path:
         folder = Path(config.out or _name_of_run(config))
-        if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) and not config.ckpt_path:
-            config.ckpt_path = "last"  # a process was lost, and all start again
+        if restarts() and not config.ckpt_path:
+            config.ckpt_path = "last"
         if (folder / "last.ckpt").exists() and not config.ckpt_path:
             raise ValueError(
                 f"{folder} holds a run already: give --ckpt_path last to go on with it, "

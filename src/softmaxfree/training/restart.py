@@ -1,0 +1,37 @@
+"""Processes that torchrun has started again after one was lost."""
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+
+def restarts() -> int:
+    """How often torchrun has started the processes of this run again."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def join_after_restart() -> None:
+    """Joins the processes of a restart, apart from what the lost ones left behind.
+
+    torchrun's store outlives its processes and still has the addresses of the lost ones, to which
+    the new ones would try to connect. Lightning takes the group that is there.
+    """
+    agents_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if not restarts() or not agents_store or dist.is_initialized():
+        return
+    rank, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), processes, is_master=False
+    )
+    backend = "gloo"
+    if torch.cuda.is_available():
+        backend = "nccl"
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group(
+        backend,
+        store=PrefixStore(f"restart_{restarts()}", store),
+        rank=rank,
+        world_size=processes,
+    )
