@@ -3,7 +3,14 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup demo test lint clean
+# Real data beside the clone, for the tests that use it; unpacked once.
+SHARED := $(CURDIR)/../shared/data
+ifneq ($(wildcard $(SHARED)/unpack),)
+DATA := $(CURDIR)/.data
+export SOFTMAXFREE_DATA ?= $(DATA)
+endif
+
+.PHONY: help setup data demo test lint clean
 
 help: ## what there is
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 10
@@ -17,10 +24,16 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: setup ## time and memory of softmax attention and SOFT++, as a table and a picture
-	$(BIN)/softmaxfree bench attention --preset demo --out demo
+data: $(if $(DATA),$(DATA)/.unpacked)
 
-test: setup ## all tests, on all cores
+$(CURDIR)/.data/.unpacked: $(wildcard $(SHARED)/SHA256SUMS)
+	$(SHARED)/unpack $(DATA)
+	@touch $@
+
+demo: setup ## train SOFT++ on handwritten digits, score it, say how to predict with it
+	$(BIN)/softmaxfree fit
+
+test: setup data ## all tests, on all cores
 	$(BIN)/python -m pytest -q -n auto --dist worksteal
 
 lint: setup ## linter, formatter, type checker
@@ -29,4 +42,4 @@ lint: setup ## linter, formatter, type checker
 	$(BIN)/mypy
 
 clean: ## remove what the other commands made
-	rm -rf $(VENV) demo .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) .data runs .pytest_cache .ruff_cache .mypy_cache .hypothesis

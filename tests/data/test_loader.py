@@ -6,12 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import webdataset
 from PIL import Image
+from timm.data import IterableImageDataset
 
 from softmaxfree.data.counters import generators_kept, hash_counters, seed_sample
 from softmaxfree.data.loader import ResumableLoader, ShardedSampler
-from softmaxfree.data.samples import NOTHING, Batch, Samples, collate
-from softmaxfree.data.sources import open_source
+from softmaxfree.data.samples import NOTHING, Batch, Samples, SampleStream, collate
+from softmaxfree.data.sources import Digits, open_source
 from softmaxfree.data.transforms import training_transform
 
 from .folders import write_digits
@@ -124,6 +126,34 @@ def test_the_strongest_augmentation_goes_through() -> None:
     for seed in range(200):
         random.seed(seed), np.random.seed(seed)
         assert transform(image).shape == (3, 16, 16)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # open shards
+def test_shards_shuffled_by_workers_go_on_where_they_were(tmp_path: Path) -> None:
+    digits = Digits("train")
+    for shard in range(4):
+        with webdataset.TarWriter(str(tmp_path / f"digits-{shard:04}.tar")) as writer:
+            for index in range(shard * 30, shard * 30 + 30):
+                image, target = digits.load(index)
+                writer.write({"__key__": f"{index:04}", "png": image, "cls": target})
+
+    def streamed() -> ResumableLoader:
+        shards = "digits-{0000..0003}.tar|120"
+        stream = open_source("wds/", str(tmp_path), shards, is_training=True, batch_size=10, seed=0)
+        assert isinstance(stream, IterableImageDataset)
+        stream.set_loader_cfg(num_workers=2)
+        transform = training_transform(16, scale=(0.3, 1), re_prob=0.5)
+        return ResumableLoader(
+            SampleStream(stream, transform, 5), epoch=lambda: 3, batch_size=10, drop_last=True,
+            collate_fn=collate, num_workers=2,
+        )  # fmt: skip
+
+    whole = [batch.images for batch in streamed()]
+    assert len(whole) == 12
+    resumed = streamed()
+    resumed.load_state_dict({"position": 5})
+    rest = [batch.images for batch in resumed]
+    assert all(torch.equal(one, other) for one, other in zip(rest, whole[5:], strict=True))
 
 
 def break_images(root: Path) -> list[Path]:

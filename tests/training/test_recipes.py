@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from softmaxfree.data.sources import Digits
+from softmaxfree.data.sources import Digits, Source, open_source
 from softmaxfree.training.command import TrainingCLI, run
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -72,6 +72,22 @@ def test_recipes_of_the_paper_differ_only_in_the_model() -> None:
         arguments, others = recipe["model"]["init_args"], first["model"]["init_args"]
         for name in (arguments.keys() | others.keys()) - own:
             assert arguments.get(name) == others.get(name), name
+
+
+def test_the_cifar_recipe_reads_the_real_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = Path(os.environ.get("SOFTMAXFREE_DATA", "")) / "cifar10"
+    if not real.is_dir():
+        pytest.skip("CIFAR-10 is not in $SOFTMAXFREE_DATA")
+    train = open_source("", str(real), "train")
+    assert isinstance(train, Source)
+    assert len(train) == 10_000
+    assert train.load(123)[0].size == (32, 32)
+    monkeypatch.chdir(tmp_path)
+    recipe = str(RECIPES / "cifar10/softpp_nano.yaml")
+    run("fit", ["--config", recipe, "--trainer.fast_dev_run=2", "--out", "run"])
+    assert "went through" in capsys.readouterr().out
 
 
 class Parsed(TrainingCLI):

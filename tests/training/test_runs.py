@@ -102,6 +102,23 @@ def test_going_on_from_the_best_checkpoint_is_the_same_run(fit: Fit) -> None:
     assert ends[0]["epoch"] == ends[1]["epoch"]
 
 
+def test_a_run_starts_from_another_and_trains_a_part(
+    fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = fit(out="first")
+    capsys.readouterr()
+    second = fit(
+        "--model.init_from=first/last.ckpt", "--model.freeze=[stages.0*]",
+        "--model.layer_decay=0.8", out="second",
+    )  # fmt: skip
+    assert "tensors taken" in capsys.readouterr().out
+    before, after = weights(first / "last.ckpt", "state_dict"), weights(second / "last.ckpt")
+    frozen = [name for name in before if name.startswith("model.stages.0")]
+    assert all(torch.equal(before[name], after[name]) for name in frozen)
+    assert not torch.equal(before["model.head.weight"], after["model.head.weight"])
+    run("validate", ["--ckpt_path", "second/last.ckpt"])  # needs first/ no longer
+
+
 def test_a_folder_with_a_run_in_it_is_not_written_over(fit: Fit) -> None:
     fit()
     with pytest.raises(ValueError, match="run holds a run already: give --ckpt_path last"):
@@ -118,12 +135,13 @@ def test_folders_are_numbered_when_none_is_given(
         model=Namespace(init_args=Namespace(backbone="softpp_nano")),
         data=Namespace(init_args=Namespace(name="torch/cifar10")),
     )
+    monkeypatch.setenv("SOFTMAXFREE_RUN", "")
     for expected in ("runs/softpp_nano-cifar10", "runs/softpp_nano-cifar10-2"):
-        monkeypatch.setenv("SOFTMAXFREE_RUN", "")
         folder = folder_of_run(given)
         assert str(folder) == expected
-        assert folder_of_run(given) == folder  # the same for the processes that it starts
         folder.mkdir(parents=True)
+    monkeypatch.setenv("LOCAL_RANK", "1")  # a process that Lightning started for this run
+    assert folder_of_run(given) == folder
 
 
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(

@@ -163,6 +163,10 @@ def _create(name: str, root: str | None, split: str, download: bool, stream: dic
         return create_dataset(
             name, root, split=split, search_split=False, download=download, **stream
         )
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"the data set {name} needs {error.name}; install it with: pip install {error.name}"
+        ) from error
     except (AssertionError, RuntimeError, ValueError, FileNotFoundError) as error:
         reason = str(error).strip().split("\n")[0].rstrip(".")
         raise ValueError(

@@ -313,24 +313,25 @@ def folder_of_run(config: Namespace) -> Path:
     """The run's folder, the same for all of its processes."""
     if config.ckpt_path and config.ckpt_path != "last" and not config.out:
         return Path(config.ckpt_path).parent
+    by_lightning = "LOCAL_RANK" in os.environ and "TORCHELASTIC_RUN_ID" not in os.environ
+    if by_lightning and (chosen := os.environ.get("SOFTMAXFREE_RUN")):
+        return Path(chosen)  # by the process that started this one
+    base = Path(config.out or _name_of_run(config))
     parallel = int(os.environ.get("WORLD_SIZE", os.environ.get("SLURM_NTASKS", "1"))) > 1
+    if restarts() and not config.ckpt_path:
+        config.ckpt_path = "last"
     if config.out or parallel or config.ckpt_path:
-        folder = Path(config.out or _name_of_run(config))
-        if restarts() and not config.ckpt_path:
-            config.ckpt_path = "last"
-        if (folder / "last.ckpt").exists() and not config.ckpt_path:
+        if (base / "last.ckpt").exists() and not config.ckpt_path:
             raise ValueError(
-                f"{folder} holds a run already: give --ckpt_path last to go on with it, "
+                f"{base} holds a run already: give --ckpt_path last to go on with it, "
                 "or another folder with --out"
             )
-        return folder
-    chosen = os.environ.get("SOFTMAXFREE_RUN")  # by the process that started this one
-    if not chosen:
-        base = _name_of_run(config)
-        numbered = [base, *(f"{base}-{number}" for number in range(2, 10_000))]
-        chosen = next(name for name in numbered if not Path(name).exists())
-        os.environ["SOFTMAXFREE_RUN"] = chosen
-    return Path(chosen)
+        folder = base
+    else:
+        numbered = (base.with_name(f"{base.name}-{number}") for number in range(2, 10_000))
+        folder = next(path for path in (base, *numbered) if not path.exists())
+    os.environ["SOFTMAXFREE_RUN"] = str(folder)
+    return folder
 
 
 def _name_of_run(config: Namespace) -> str:
