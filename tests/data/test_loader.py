@@ -8,13 +8,13 @@ import pytest
 import torch
 import webdataset
 from PIL import Image
-from timm.data import IterableImageDataset
+from timm.data import IterableImageDataset, create_transform
 
 from softmaxfree.data.counters import generators_kept, hash_counters, seed_sample
 from softmaxfree.data.loader import ResumableLoader, ShardedSampler
 from softmaxfree.data.samples import NOTHING, Batch, Samples, SampleStream, collate
 from softmaxfree.data.sources import Digits, open_source
-from softmaxfree.data.transforms import training_transform
+from softmaxfree.data.transforms import evaluation_transform, training_transform
 
 from .folders import write_digits
 
@@ -199,3 +199,30 @@ def test_a_class_beyond_the_models_stops(tmp_path: Path) -> None:
     batches.num_classes = 4
     with pytest.raises(ValueError, match=r"has class [4-9], but the model has num_classes=4"):
         list(batches)
+
+
+def test_the_last_steps_in_one_are_timms_two() -> None:
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (40, 50, 3), generator=generator, dtype=torch.uint8)
+    image = Image.fromarray(pixels.numpy())
+    arguments = {"mean": (0.4, 0.5, 0.6), "std": (0.2, 0.25, 0.3), "crop_pct": 0.875}
+    expected = create_transform(32, **arguments)(image)
+    torch.testing.assert_close(evaluation_transform(32, **arguments)(image), expected)
+
+
+def test_the_padded_crop_keeps_the_scale() -> None:
+    image = Image.fromarray(np.arange(32 * 32 * 3, dtype=np.uint8).reshape(32, 32, 3))
+    transform = training_transform(
+        32, train_crop_mode="pad", hflip=0.0, color_jitter=None, mean=(0.0,) * 3, std=(1.0,) * 3
+    )
+    whole = torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
+    padded = torch.nn.functional.pad(whole, (4, 4, 4, 4))
+    places = set()
+    for seed in range(30):
+        torch.manual_seed(seed)
+        crop = transform(image)
+        found = [(y, x) for y in range(9) for x in range(9)
+                 if torch.allclose(crop, padded[:, y : y + 32, x : x + 32], atol=1e-6)]  # fmt: skip
+        assert found, "not a part of the padded image"
+        places |= set(found)
+    assert len(places) > 10

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightning.pytorch import LightningDataModule
-from timm.data import IterableImageDataset, create_transform
+from timm.data import IterableImageDataset
 
 from .loader import ResumableLoader, ShardedSampler, prepare_worker
 from .samples import Samples, SampleStream, collate
 from .sources import Source, open_source
-from .transforms import training_transform
+from .transforms import evaluation_transform, training_transform
 
 
 class ImageData(LightningDataModule):
@@ -34,7 +34,8 @@ class ImageData(LightningDataModule):
         train_interpolation: How they are resized in training: bicubic, bilinear, random.
         mean: Subtracted from the colours of an image in [0, 1].
         std: What the result is divided by.
-        crop_mode: timm's mode of the training crop: rrc (random size and shape), rkrc, rkrr.
+        crop_mode: The training crop: timm's rrc (of random size and shape), rkrc or rkrr; or pad,
+            at the image's own scale from a margin of an eighth, for small images.
         crop_scale: In training, the range of the crop's area, as a part of the image's.
         crop_ratio: In training, the range of the crop's width over its height.
         flip: Probability of a horizontal flip.
@@ -212,12 +213,11 @@ class ImageData(LightningDataModule):
     def _evaluation(self, source: Source | IterableImageDataset) -> list[ResumableLoader]:
         share = self.eval_batch_size or self.images_per_process()
         return [
-            self._loader(source, self.evaluation_transform(size), size, share, training=False)
+            self._loader(
+                source, evaluation_transform(size, **self.preparation), size, share, training=False
+            )
             for size in self.eval_sizes
         ]
-
-    def evaluation_transform(self, size: int) -> Any:
-        return create_transform(size, **self.preparation)
 
     def _loader(
         self,

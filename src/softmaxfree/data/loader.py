@@ -64,7 +64,7 @@ def prepare_worker(worker: int) -> None:
     A scheduler signals all processes of a job; training needs its workers to finish the step.
     Asked a second time to end, as torch does with a worker that it cannot stop, they do.
     """
-    os.nice(19)
+    os.nice(5)
     for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     asked = itertools.count()

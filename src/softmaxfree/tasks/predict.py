@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from PIL import Image
-from timm.data import create_transform
 from torch import Tensor, nn
 
+from ..data.transforms import evaluation_transform
 from ..files import write_atomically
 from .classification import build_model
 
@@ -39,7 +39,7 @@ class Predictor:
         self.classes: list[str] = images["classes"] or [
             str(number) for number in range(arguments["num_classes"])
         ]
-        self.transform = create_transform(
+        self.transform = evaluation_transform(
             size or images["size"],
             crop_pct=images["crop_pct"],
             interpolation=images["interpolation"],
