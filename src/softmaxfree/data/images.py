@@ -8,7 +8,7 @@ from timm.data import IterableImageDataset
 
 from .loader import ResumableLoader, ShardedSampler, prepare_worker
 from .samples import Samples, SampleStream, collate
-from .sources import Source, open_source
+from .sources import Cached, Source, open_source
 from .transforms import evaluation_transform, training_transform
 
 
@@ -26,6 +26,7 @@ class ImageData(LightningDataModule):
         batch_size: Images a step, over all processes and all accumulated batches.
         eval_batch_size: Images a process scores at a time; its share of batch_size if not given.
         num_workers: Processes that load images, for each process that trains.
+        cache: Keep decoded images in memory, for data sets that fit into it.
         size: Side of the images, in pixels.
         eval_sizes: Sides to score at, such as [224, 384, 512]; size alone if not given.
         crop_pct: In evaluation, the part of the resized image's side that the crop keeps: 0.875 is
@@ -56,6 +57,7 @@ class ImageData(LightningDataModule):
         batch_size: int = 128,
         eval_batch_size: int | None = None,
         num_workers: int = 2,
+        cache: bool = False,
         size: int = 224,
         eval_sizes: list[int] | None = None,
         crop_pct: float = 0.875,
@@ -77,7 +79,7 @@ class ImageData(LightningDataModule):
         self.train_split, self.val_split = train_split, val_split
         self.test_split = test_split or val_split
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
-        self.num_workers, self.seed = num_workers, seed
+        self.num_workers, self.cache, self.seed = num_workers, cache, seed
         self.size, self.eval_sizes = size, eval_sizes or [size]
         self.preparation: dict[str, Any] = {
             "crop_pct": crop_pct,
@@ -118,7 +120,7 @@ class ImageData(LightningDataModule):
 
     def _open(self, split: str, training: bool) -> Source | IterableImageDataset:
         batch = self.images_per_process() if self.trainer else self.batch_size
-        return open_source(
+        source = open_source(
             self.dataset,
             self.root,
             split,
@@ -127,6 +129,7 @@ class ImageData(LightningDataModule):
             batch_size=batch,
             seed=self.seed,
         )
+        return Cached(source) if self.cache and isinstance(source, Source) else source
 
     @property
     def classes(self) -> list[str] | None:

@@ -129,8 +129,7 @@ class ResumableLoader(DataLoader[Batch]):
             yield batch
 
     def _report(self, batch: Batch) -> None:
-        for message in batch.broken:
-            path, _, reason = message.rpartition(": ")
+        for path, reason in batch.broken:
             if path not in self.broken:
                 self.broken[path] = reason
                 _log.warning("skipped %s, which cannot be read: %s", path, reason)

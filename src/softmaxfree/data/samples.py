@@ -27,8 +27,8 @@ class Sample(NamedTuple):
     target: int
     number: int
     """Of the image in its data set."""
-    broken: tuple[str, ...] = ()
-    """What could not be read on the way to it."""
+    broken: tuple[tuple[str, str], ...] = ()
+    """What could not be read on the way to it, and why."""
 
 
 class Batch(NamedTuple):
@@ -38,7 +38,7 @@ class Batch(NamedTuple):
     """(B), -1 for samples that are not there."""
     indices: Tensor
     """(B), numbers of the images in their data set."""
-    broken: tuple[str, ...]
+    broken: tuple[tuple[str, str], ...]
 
 
 def collate(samples: list[Sample]) -> Batch:
@@ -46,7 +46,7 @@ def collate(samples: list[Sample]) -> Batch:
         torch.stack([sample.image for sample in samples]),
         torch.tensor([sample.target for sample in samples]),
         torch.tensor([sample.number for sample in samples]),
-        tuple(message for sample in samples for message in sample.broken),
+        tuple(pair for sample in samples for pair in sample.broken),
     )
 
 
@@ -77,20 +77,20 @@ class Samples(Dataset[Sample]):
     def _sample(self, epoch: int, index: int) -> Sample:
         if index == NOTHING:
             return self._nothing(index, ())
-        broken: tuple[str, ...] = ()
+        broken: tuple[tuple[str, str], ...] = ()
         for attempt in range(_TRIES if self.training else 1):
             number = (index + attempt) % len(self.source)
             try:
                 image, target = self.source.load(number)
             except Exception as error:  # whatever a broken file makes the decoders raise
                 reason = str(error).split("\n")[0].rstrip(".") or type(error).__name__
-                broken += (f"{self.source.describe(number)}: {reason}",)
+                broken += ((self.source.describe(number), reason),)
                 continue
             seed_sample(self.seed, epoch, number)
             return Sample(self.transform(image), target, number, broken)
         return self._nothing(index, broken)
 
-    def _nothing(self, index: int, broken: tuple[str, ...]) -> Sample:
+    def _nothing(self, index: int, broken: tuple[tuple[str, str], ...]) -> Sample:
         return Sample(torch.zeros(3, self.size, self.size), NOTHING, index, broken)
 
 

@@ -34,6 +34,25 @@ class Source(ABC):
         """The file of an image, or its number, for messages."""
 
 
+class Cached(Source):
+    """Keeps the images of another source in memory, decoded, once they have been loaded."""
+
+    def __init__(self, source: Source) -> None:
+        self.source, self.classes = source, source.classes
+        self.loaded: dict[int, tuple[Image.Image, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def load(self, index: int) -> tuple[Image.Image, int]:
+        if index not in self.loaded:
+            self.loaded[index] = self.source.load(index)
+        return self.loaded[index]
+
+    def describe(self, index: int) -> str:
+        return self.source.describe(index)
+
+
 class Digits(Source):
     """scikit-learn's 1,797 handwritten digits of 8 x 8 pixels; every fifth is held out."""
 

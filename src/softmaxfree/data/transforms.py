@@ -1,4 +1,4 @@
-"""timm's transforms: what Pillow refuses put right, the last steps in one, a crop for small images."""
+"""timm's transforms: what Pillow refuses put right, last steps in one, a crop for small images."""
 
 from typing import Any
 

@@ -58,7 +58,7 @@ class RunCheckpoint(Checkpoint):
         self.last, self.best = folder / "last.ckpt", folder / "best.ckpt"
         self.save_every, self.monitor, self.config = save_every, monitor, config
         self.highest = float("-inf")
-        self.saved_step = 0
+        self.step = 0
         self.received: signal.Signals | None = None
         self._before: dict[signal.Signals, Any] = {}
 
@@ -68,7 +68,7 @@ class RunCheckpoint(Checkpoint):
             remove_unfinished(self.best)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.saved_step = trainer.global_step
+        self.step = trainer.global_step
         for number in SIGNALS:
             self._before[number] = signal.signal(number, self._receive)
 
@@ -91,12 +91,11 @@ class RunCheckpoint(Checkpoint):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        step = trainer.global_step
-        if step == self.saved_step:  # in the middle of an accumulated batch
+        if trainer.global_step == self.step:  # in the middle of an accumulated batch
             return
-        due = step % self.save_every == 0 or trainer.is_last_batch
+        self.step = trainer.global_step
         self._stop_if_asked(trainer, before=lambda: self.save(trainer, self.last))
-        if due:
+        if self.step % self.save_every == 0 or trainer.is_last_batch:
             self.save(trainer, self.last)
 
     def on_validation_batch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
@@ -131,8 +130,6 @@ class RunCheckpoint(Checkpoint):
                     f"the last good checkpoint is kept"
                 )
         trainer.save_checkpoint(path)
-        if path == self.last:
-            self.saved_step = trainer.global_step
 
     def state_dict(self) -> dict[str, Any]:
         return {"highest": self.highest}

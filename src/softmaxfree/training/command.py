@@ -314,7 +314,7 @@ def folder_of_run(config: Namespace) -> Path:
     if config.ckpt_path and config.ckpt_path != "last" and not config.out:
         return Path(config.ckpt_path).parent
     by_lightning = "LOCAL_RANK" in os.environ and "TORCHELASTIC_RUN_ID" not in os.environ
-    if by_lightning and (chosen := os.environ.get("SOFTMAXFREE_RUN")):
+    if by_lightning and not config.out and (chosen := os.environ.get("SOFTMAXFREE_RUN")):
         return Path(chosen)  # by the process that started this one
     base = Path(config.out or _name_of_run(config))
     parallel = int(os.environ.get("WORLD_SIZE", os.environ.get("SLURM_NTASKS", "1"))) > 1
