@@ -1,6 +1,8 @@
 """The command line: `softmaxfree COMMAND ...`; each command imports what it needs when it runs."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -169,13 +171,19 @@ COMMANDS: dict[str, Any] = {
 }
 
 
-def _train(arguments: list[str]) -> None:
+@contextmanager
+def _needs_training() -> Iterator[None]:
     try:
-        from .training.command import run
+        yield
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"training needs {error.name}; install it with: pip install 'softmaxfree[train]'"
+            f"this needs {error.name}; install it with: pip install 'softmaxfree[train]'"
         ) from error
+
+
+def _train(arguments: list[str]) -> None:
+    with _needs_training():
+        from .training.command import run
     run(arguments[0], arguments[1:])
 
 
@@ -189,8 +197,8 @@ def _predict(arguments: list[str]) -> None:
     )
     parser.add_argument("--json", type=Path | None, help="File to write the predictions to.")
     given = parser.parse_args(arguments[1:])
-    from .tasks.predict import run
-
+    with _needs_training():
+        from .tasks.predict import run
     run(given.images, given.ckpt, given.top, given.size, given.json)
 
 

@@ -1,6 +1,7 @@
 """Runs from the command line, in this process: what they write, print and refuse."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,22 @@ def test_a_run_starts_from_another_and_trains_a_part(
     frozen = [name for name in before if name.startswith("model.stages.0")]
     assert all(torch.equal(before[name], after[name]) for name in frozen)
     assert not torch.equal(before["model.head.weight"], after["model.head.weight"])
-    run("validate", ["--ckpt_path", "second/last.ckpt"])  # needs first/ no longer
+    shutil.rmtree(first)  # no longer needed
+    run("validate", ["--ckpt_path", "second/last.ckpt"])
+    told = json.loads((second / "run.json").read_text())["accuracy"]["16"]
+    assert f"{told * 100:.2f} %" in capsys.readouterr().out
+
+
+def test_weights_from_elsewhere_are_scored(
+    fit: Fit, small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as the authors': validate with init_from, and no run."""
+    told = json.loads((fit() / "run.json").read_text())["accuracy"]["16"]
+    capsys.readouterr()
+    run("validate", ["--config", str(small), "--model.init_from=run/last.ckpt"])
+    assert f"{told * 100:.2f} %" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="validate would score untrained weights"):
+        run("validate", ["--config", str(small)])
 
 
 def test_a_folder_with_a_run_in_it_is_not_written_over(fit: Fit) -> None:

@@ -64,7 +64,7 @@ class Classification(Task):
         self.save_hyperparameters()
         self.num_classes = num_classes
         self.model = build_model(backbone, num_classes, attention, drop_path, options)
-        self.init_from = init_from
+        self.init_from: str | None = init_from
         self.smoothing = smoothing
         self.mix = (
             Mixup(mixup, cutmix, prob=mix_prob, label_smoothing=smoothing, num_classes=num_classes)
@@ -85,6 +85,11 @@ class Classification(Task):
         return data if isinstance(data, ImageData) else None
 
     def setup(self, stage: str) -> None:
+        if self.init_from and not self.trainer.ckpt_path:
+            taken = initialise(self.model, Path(self.init_from))
+            if self.trainer.is_global_zero:
+                print(taken)
+        self.init_from = None  # once: what follows goes on with the weights that are there
         if stage != "fit":
             return
         data = self.images
@@ -93,10 +98,6 @@ class Classification(Task):
                 f"mixup and cutmix need an even number of images in a process, and "
                 f"--data.batch_size {data.batch_size} gives {data.images_per_process()}"
             )
-        if self.init_from and not self.trainer.ckpt_path:
-            taken = initialise(self.model, Path(self.init_from))
-            if self.trainer.is_global_zero:
-                print(taken)
         if self.teacher_name:
             path = Path(self.teacher_checkpoint) if self.teacher_checkpoint else None
             if data is None:

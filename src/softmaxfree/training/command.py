@@ -118,6 +118,13 @@ class TrainingCLI(LightningCLI):
                 config.ckpt_path = str(last) if last.exists() else None
         if config.ckpt_path and not Path(config.ckpt_path).is_file():
             raise ValueError(f"there is no checkpoint {config.ckpt_path}")
+        model = config.model.init_args
+        trained = model.get("init_from") or (model.get("options") or {}).get("pretrained")
+        if self.command != "fit" and not config.ckpt_path and not trained:
+            raise ValueError(
+                f"{self.command} would score untrained weights: give --ckpt_path FILE, "
+                "--model.init_from FILE or --model.options.pretrained true"
+            )
 
     def instantiate_classes(self) -> None:
         try:
