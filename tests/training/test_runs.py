@@ -246,7 +246,8 @@ def test_the_command_line_refuses_what_it_does_not_know(small: Path, tmp_path: P
     )
     done = softmaxfree("fit", "--help", cwd=tmp_path)
     assert done.returncode == 0
-    assert "softmaxfree fit --config recipes/cifar10/softpp_nano.yaml" in done.stdout
+    assert "\n  softmaxfree fit --config recipes/cifar10/softpp_nano.yaml" in done.stdout
+    assert "--weights_only" not in done.stdout  # which is not for the user to turn off
 
 
 def test_the_class_of_an_image_is_refused_for_what_is_no_image(fit: Fit, tmp_path: Path) -> None:

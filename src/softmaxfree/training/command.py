@@ -3,11 +3,12 @@
 import logging
 import os
 import warnings
+from argparse import RawDescriptionHelpFormatter
 from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import Namespace
+from jsonargparse import DefaultHelpFormatter, Namespace
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.warnings import PossibleUserWarning
@@ -45,8 +46,12 @@ examples:
   softmaxfree fit --ckpt_path runs/softpp_nano-digits/last.ckpt          go on with a run
   softmaxfree validate --ckpt_path runs/softpp_nano-digits/last.ckpt --data.eval_sizes [32,48,64]
 """
-_NOT_OF_A_RUN = ("ckpt_path", "weights_only", "out", "verbose", "config")
+_NOT_OF_A_RUN = ("ckpt_path", "out", "config")
 """What is given for one command, and is no part of a run's configuration."""
+
+
+class _HelpFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
+    """Keeps the lines of the examples."""
 
 
 class TrainingCLI(LightningCLI):
@@ -67,12 +72,21 @@ class TrainingCLI(LightningCLI):
                 "enable_model_summary": False,
                 "callbacks": [],
             },
-            parser_kwargs={"prog": "softmaxfree"},
+            parser_kwargs={"prog": "softmaxfree", "formatter_class": _HelpFormatter},
             args=[command, *arguments],
         )
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
-        return {self.command: super().subcommands()[self.command]}
+        return {self.command: super().subcommands()[self.command] | set(self.fixed)}
+
+    @property
+    def fixed(self) -> dict[str, bool]:
+        """Arguments of Lightning's method that are no options here."""
+        safe = {"weights_only": True}  # nothing in a checkpoint is run
+        return safe if self.command == "fit" else safe | {"verbose": False}  # printed below
+
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        return super()._prepare_subcommand_kwargs(subcommand) | self.fixed
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         if "description" in kwargs:  # the subcommand's
@@ -110,7 +124,6 @@ class TrainingCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         config = self.config[self.command]
-        config.weights_only = True  # nothing in a checkpoint is run
         if self.command == "fit":
             self.folder = folder_of_run(config)
             if config.ckpt_path == "last":
@@ -199,11 +212,6 @@ class TrainingCLI(LightningCLI):
         for size, accuracy in scores.items():
             print(f"accuracy       {accuracy * 100:.2f} % at {size} x {size} pixels")
         print(f"held-out accuracy: {scores[str(data.size)] * 100:.2f} %")
-
-    def before_validate(self) -> None:
-        self.config_init[self.command].verbose = False  # printed below
-
-    before_test = before_validate
 
     def after_validate(self) -> None:
         if self.trainer.is_global_zero:
