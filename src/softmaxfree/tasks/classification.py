@@ -85,7 +85,7 @@ class Classification(Task):
         return data if isinstance(data, ImageData) else None
 
     def setup(self, stage: str) -> None:
-        if self.init_from and not self.trainer.ckpt_path:
+        if self.init_from:
             taken = initialise(self.model, Path(self.init_from))
             if self.trainer.is_global_zero:
                 print(taken)

@@ -147,6 +147,10 @@ class TrainingCLI(LightningCLI):
                 raise error.__cause__ from None  # what the class said, without all its arguments
             raise
 
+    def after_instantiate_classes(self) -> None:
+        if self.config[self.command].ckpt_path and isinstance(self.model, Classification):
+            self.model.init_from = None  # the checkpoint has all weights
+
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         if self.command != "fit":
             return super().instantiate_trainer(logger=False, enable_checkpointing=False)
