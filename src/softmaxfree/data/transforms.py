@@ -41,7 +41,7 @@ def training_transform(size: int, **arguments: Any) -> Compose:
 
 
 class ToNormalised:
-    """A PIL image in RGB as a tensor (3, H, W), normalised; a third of the time of two steps."""
+    """A PIL image in RGB as a tensor (3, H, W), normalised, in one step."""
 
     def __init__(self, mean: Tensor, std: Tensor) -> None:
         self.scale = (1 / (255 * std)).view(3, 1, 1)

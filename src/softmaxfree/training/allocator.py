@@ -10,8 +10,8 @@ _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 def keep_freed_memory() -> None:
     """Keeps freed memory for the next step, in place of giving it back and faulting it in again.
 
-    On a CPU a training step of a small model takes 5 to 15 % less time so. Does nothing where the
-    C library is not glibc.
+    Page faults are a part of the time of a training step on a CPU. Does nothing where the C
+    library is not glibc.
     """
     if not sys.platform.startswith("linux"):
         return

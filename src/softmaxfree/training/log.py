@@ -42,10 +42,12 @@ class LineLogger(Logger):
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        torn = self.path.exists() and self.path.read_bytes()[-1:] not in (b"", b"\n")
-        with self.path.open("a") as file:
-            line = json.dumps({"step": step, **metrics})
-            file.write(("\n" if torn else "") + line + "\n")
+        with self.path.open("ab+") as file:
+            if end := file.tell():
+                file.seek(end - 1)
+                if file.read(1) != b"\n":  # torn by a kill
+                    file.write(b"\n")
+            file.write(json.dumps({"step": step, **metrics}).encode() + b"\n")
 
 
 def read_metrics(path: Path) -> dict[str, list[tuple[int, float]]]:
