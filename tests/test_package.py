@@ -17,6 +17,7 @@ ORDER = [
     "environment",
     "ops",
     "layers",
+    "testing",
     "models",
     "data",
     "tasks",
@@ -30,13 +31,17 @@ ORDER = [
 
 def test_public_names_are_pinned() -> None:
     assert softmaxfree.__all__ == [
+        "MultiHeadAttention",
         "SoftmaxFreeAttention",
         "SoftmaxFreeTransformer",
         "SoftmaxFreeViT",
         "gaussian_attention",
         "gaussian_kernel",
         "pinv",
+        "register_attention",
+        "replace_attention",
         "softmax_free_attention",
+        "tie_qk",
     ]
     for name in softmaxfree.__all__:
         assert getattr(softmaxfree, name).__doc__

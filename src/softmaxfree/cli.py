@@ -10,65 +10,136 @@ from jsonargparse import ArgumentParser, auto_cli
 
 
 def bench_attention(
-    preset: Literal["core", "demo", "linear"] = "core",
+    preset: Literal["paper", "core", "demo", "linear"] = "core",
     threads: int | None = None,
     out: Path = Path("results"),
-    memory: bool = True,
+    memory: bool | None = None,
+    contestants: list[str] | None = None,
+    modules: list[str] | None = None,
+    device: Literal["cpu", "cuda"] = "cpu",
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+    against: Path | None = None,
 ) -> None:
-    """Measure the attention alone, against softmax and against the released formula.
+    """Measure attentions alone: every one of the table, other packages', the released formula.
 
-    Prints a table and writes it as JSON, Markdown and a picture. Contestants run in turns in one
-    process, memory is measured in a fresh process for each point. Only ratios within one run
-    carry over to other machines.
+    Each is first checked against a formula. Prints tables and writes them as JSON, CSV, Markdown
+    and a picture. Contestants run in turns in one process, memory is measured in a fresh process
+    for each point. Only ratios within one run carry over to other machines. What cannot run at a
+    size is said so.
 
     Args:
-        preset: core: SOFT++, the released formula and softmax at four sizes that models use
-            (4 minutes); demo: softmax and SOFT++ from 784 to 50,176 tokens (1 minute);
+        preset: paper: every attention and the packages as layers from 784 to 6,272 tokens
+            (4 minutes); core: SOFT++, the released formula and softmax at four sizes that models
+            use (4 minutes); demo: softmax and SOFT++ from 784 to 50,176 tokens (1 minute);
             linear: SOFT++ from 3,136 to a million tokens (2 minutes).
         threads: Threads to compute with; the machine's cores if not given. 1 compares best.
         out: Folder for the results.
-        memory: Measure memory too, at 3 seconds a point.
+        memory: Measure memory too; as the preset has it if not given.
+        contestants: Names of attentions, such as [softpp,performer]; the preset's if not given.
+        modules: Python modules to import first, which register attentions of your own.
+        device: Where to compute.
+        dtype: Type of tokens and weights.
+        against: A .json file of an earlier run to compare with.
     """
     from .bench.attention import run
+    from .bench.contestants import Setting
 
-    _check_threads(threads)
-    run(preset, threads, out, memory)
+    _check_machine(threads)
+    run(preset, threads, out, memory, contestants, modules, Setting(device, dtype), against)
 
 
 def bench_models(
-    preset: Literal["speed", "large"] = "speed", threads: int = 1, out: Path = Path("results")
+    preset: Literal["speed", "large", "paper", "peers"] = "speed",
+    threads: int = 1,
+    out: Path = Path("results"),
+    modules: list[str] | None = None,
+    device: Literal["cpu", "cuda"] = "cpu",
+    against: Path | None = None,
 ) -> None:
     """Measure whole backbones against their peers, in inference and in a training step.
 
-    Prints a table and writes it as JSON and Markdown. Contestants run in turns in one process.
-    Only ratios within one run carry over to other machines.
+    Prints a table and writes it as JSON, CSV and Markdown. Contestants run in turns in one
+    process. Only ratios within one run carry over to other machines.
 
     Args:
         preset: speed: softpp_small against Swin-T, softpp_tiny_fudan against PVTv2-B1, batch 4 at
             224 x 224 (4 minutes); large: one image of 800 x 1333 pixels, time and memory, against
-            the released formula (8 minutes).
+            the released formula (8 minutes); paper: every attention in tiny, with and without the
+            value convolution, and the paper's ablations (15 minutes); peers: what one would pick
+            instead, from timm, at 224, 512 and 1024 pixels (15 minutes).
         threads: Threads to compute with; 1 compares best.
         out: Folder for the results.
+        modules: Python modules to import first, which register attentions of your own.
+        device: Where to compute.
+        against: A .json file of an earlier run to compare with.
     """
     from .bench.models import run
 
-    _check_threads(threads)
-    run(preset, threads, out)
+    _check_machine(threads, device)
+    run(preset, threads, out, modules, device, against)
 
 
-def bench_training(out: Path = Path("results")) -> None:
-    """Calculate the memory and the time that ImageNet training of the journal's models takes.
+def bench_memory(
+    threads: int | None = None,
+    out: Path = Path("results"),
+    contestants: list[str] | None = None,
+    modules: list[str] | None = None,
+    device: Literal["cpu", "cuda"] = "cpu",
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+    against: Path | None = None,
+) -> None:
+    """Measure the memory of 12 layers in training from 784 to 6,272 tokens: the paper's figure.
 
-    Prints tables and writes them as JSON and Markdown (2 minutes). Bytes kept for the backward
-    pass are counted exactly, on a CPU; hours follow from multiply-adds and an assumed speed of
-    the GPUs, which is printed with them. Nothing is trained.
+    Every attention of the table and the packages', each point in a fresh process (8 minutes).
+    Prints a table with the fitted exponents and writes it as JSON, CSV, Markdown and the figure.
 
     Args:
+        threads: Threads to compute with; the machine's cores if not given.
         out: Folder for the results.
+        contestants: Names of attentions, such as [softpp,performer]; all if not given.
+        modules: Python modules to import first, which register attentions of your own.
+        device: Where to compute.
+        dtype: Type of tokens and weights.
+        against: A .json file of an earlier run to compare with.
     """
-    from .bench.training import run
+    from .bench.contestants import Setting
+    from .bench.memory import run
 
-    run(out)
+    _check_machine(threads, device)
+    run(threads, out, contestants, modules, Setting(device, dtype), against)
+
+
+def bench_training(
+    preset: Literal["steps", "imagenet"] = "steps",
+    threads: int | None = None,
+    out: Path = Path("results"),
+    modules: list[str] | None = None,
+    against: Path | None = None,
+) -> None:
+    """Measure training steps, or calculate what ImageNet training takes.
+
+    Args:
+        preset: steps: whole steps, optimiser included, of softpp_nano with every attention
+            (1 minute); imagenet: memory and time of the journal's models by calculation
+            (2 minutes). Bytes kept for the backward pass are counted exactly, on a CPU; hours
+            follow from multiply-adds and an assumed speed of the GPUs, which is printed with
+            them. Nothing is trained.
+        threads: Threads to compute with; the machine's cores if not given.
+        out: Folder for the results.
+        modules: Python modules to import first, which register attentions of your own.
+        against: A .json file of an earlier run to compare with, for steps.
+    """
+    _check_machine(threads)
+    if preset == "steps":
+        from .bench.steps import run as run_steps
+
+        run_steps(threads, out, modules, against)
+        return
+    if against is not None:
+        raise ValueError("--against compares measured steps; leave it out of a calculation")
+    from .bench.training import run as calculate
+
+    calculate(out)
 
 
 def models(out: Path | None = None) -> None:
@@ -149,9 +220,13 @@ def predict() -> None:
     """Say what is on images, with a checkpoint of a run."""
 
 
-def _check_threads(threads: int | None) -> None:
+def _check_machine(threads: int | None, device: str = "cpu") -> None:
+    import torch
+
     if threads is not None and threads < 1:
         raise ValueError(f"--threads must be at least 1, got {threads}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda was given, but torch finds no GPU; use --device cpu")
 
 
 COMMANDS: dict[str, Any] = {
@@ -166,6 +241,7 @@ COMMANDS: dict[str, Any] = {
         "_help": "Measure speed and memory.",
         "attention": bench_attention,
         "models": bench_models,
+        "memory": bench_memory,
         "training": bench_training,
     },
 }

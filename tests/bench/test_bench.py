@@ -15,10 +15,10 @@ import torch
 
 from softmaxfree.bench import attention, contestants, models
 from softmaxfree.bench.attention import Case, Preset, run
-from softmaxfree.bench.cost import cost
 from softmaxfree.bench.measure import exponent, in_fresh_process, time_interleaved
 from softmaxfree.bench.results import table
 from softmaxfree.files import write_atomically
+from softmaxfree.models.cost import cost
 
 
 @pytest.fixture

@@ -5,9 +5,10 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from softmaxfree.layers.baselines import GaussianAttention, SoftmaxAttention
+from softmaxfree.layers.gaussian import GaussianAttention
 from softmaxfree.layers.multihead import MultiHeadAttention
 from softmaxfree.layers.samplers import SAMPLERS
+from softmaxfree.layers.softmax import SoftmaxAttention
 
 from ..helpers import relative_error
 

@@ -1,189 +1,255 @@
-"""`softmaxfree bench attention`: SOFT++ against softmax and against the released formula."""
+"""`softmaxfree bench attention`: attentions alone, in time and in memory."""
 
-import json
-import sys
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
 from ..environment import command_line
-from ..files import write_atomically
-from .contestants import CONTESTANTS, verify
+from ..layers.table import ATTENTIONS
+from .contestants import CPU, OPERATIONS, PACKAGES, POOLED, Case, Setting, find, verify
 from .measure import (
     exponent,
     in_fresh_process,
+    memory_limit,
     peak_memory,
     square_product,
     time_interleaved,
 )
-from .results import provenance, result, table, write_json
+from .modules import import_modules
+from .results import comparison, provenance, result, table, write
 
-MEMORY_LIMIT = 4 * 2**30
-"""Bytes beyond which a contestant that forms all pairs of tokens is not run."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """One input: batch, heads, tokens; 49 landmarks of width 32, as in the paper."""
-
-    batch: int
-    heads: int
-    n: int
-    m: int = 49
-    d: int = 32
-
-    def tensors(self, gradients: bool) -> tuple[Tensor, Tensor, Tensor]:
-        generator = torch.Generator().manual_seed(0)
-        shape = (self.batch, self.heads, self.n, self.d)
-        q, v = torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
-        places = torch.linspace(0, self.n - 1, self.m).long()
-        landmarks = q[:, :, places].clone()
-        for tensor in (q, v, landmarks):
-            tensor.requires_grad_(gradients)
-        return q, v, landmarks
-
-    def products(self) -> int:
-        """Operations of the three large products: the kernel, P^T V, and P times that."""
-        return 3 * 2 * self.batch * self.heads * self.n * self.m * self.d
+OURS = ("softpp", "op_softpp")
+"""What others are compared with."""
 
 
 @dataclass(frozen=True)
 class Preset:
-    """What is measured: cases, contestants, and what the picture shows."""
+    """What is measured: cases, contestants, and how often."""
 
     help: str
     cases: list[Case]
     contestants: list[str]
     repeats: int
     backward: bool = True
+    memory: bool = True
+    seconds: float = 10.0
+    """For one contestant at one case."""
 
 
 PRESETS = {
+    "paper": Preset(
+        "every attention and its packages as a layer, d = 384, 12 heads, m = 49, n = 784 p",
+        [Case(1, 12, 784 * p) for p in range(1, 9)],
+        [*ATTENTIONS, POOLED, *PACKAGES],
+        repeats=5,
+        memory=False,
+        seconds=1.0,
+    ),
     "core": Preset(
         "SOFT++ against the released formula and softmax, where models use it",
         [Case(1, 2, 3136), Case(8, 2, 3136), Case(8, 10, 196), Case(1, 12, 6272)],
-        ["softpp", "released", "released_lean", "sdpa"],
+        ["op_softpp", "op_released", "op_released_lean", "op_sdpa"],
         repeats=15,
     ),
     "demo": Preset(
         "time and memory of softmax and SOFT++ from 28 x 28 to 224 x 224 tokens",
         [Case(1, 1, side * side) for side in (28, 56, 112, 224)],
-        ["softpp", "sdpa", "softmax"],
+        ["op_softpp", "op_sdpa", "op_softmax"],
         repeats=5,
         backward=False,
     ),
     "linear": Preset(
         "SOFT++ from 3,136 to a million tokens: how time and memory grow",
         [Case(1, 1, n) for n in (3136, 6272, 12544, 25088, 50176, 100352, 200704, 1_000_000)],
-        ["softpp"],
+        ["op_softpp"],
         repeats=7,
     ),
 }
 
 
-def run(preset: str, threads: int | None, out: Path, memory: bool = True) -> dict[str, Any]:
-    """Measures a preset; writes its JSON, Markdown and picture; prints the table."""
+def run(
+    preset: str,
+    threads: int | None,
+    out: Path,
+    memory: bool | None = None,
+    contestants: list[str] | None = None,
+    modules: list[str] | None = None,
+    setting: Setting = CPU,
+    against: Path | None = None,
+) -> dict[str, Any]:
+    """Measures a preset; writes its JSON, CSV, Markdown and picture; prints the tables."""
     from .pictures import draw_attention  # needs matplotlib: said before, not after, the work
 
+    import_modules(modules or [])
     plan = PRESETS[preset]
+    names = contestants or plan.contestants
     if threads is not None:
         torch.set_num_threads(threads)
-    verify()
+    verify(names)
+    measure = _Measure(
+        plan, names, modules or [], plan.memory if memory is None else memory, setting
+    )
     work = tqdm(plan.cases, desc=f"bench attention, {preset}", unit="case", leave=False)
-    rows = [row for case in work for row in _measure(case, plan, memory)]
-    content = result(command_line(), rows, preset=preset)
-    content["exponents"] = _exponents(plan, rows)
+    rows = [row for case in work for row in measure(case)]
+    content = result(
+        command_line(),
+        rows,
+        preset=preset,
+        **asdict(setting),
+        titles={name: find(name).title for name in names},
+    )
+    content["exponents"] = _exponents(rows)
     stem = out / f"attention-{preset}"
-    write_json(stem.with_suffix(".json"), content)
-    write_atomically(stem.with_suffix(".md"), markdown(content))
+    write(stem, content, markdown(content))
     draw_attention(content, stem.with_suffix(".png"))
     print(report(content))
-    print(f"\nwritten: {stem}.json, .md and .png")
+    if against is not None:
+        same = ["contestant", "batch", "heads", "n"]
+        print("\n" + comparison(content, against, same, ("forward_s", "training_s")))
+    print(f"\nwritten: {stem}.json, .csv, .md and .png")
     return content
 
 
-def _measure(case: Case, plan: Preset, memory: bool) -> list[dict[str, Any]]:
-    running = {}
-    skipped = {}
-    for name in plan.contestants:
-        needs = CONTESTANTS[name].needs(case.batch * case.heads * case.n**2)
-        if needs > MEMORY_LIMIT:
-            skipped[name] = f"not run: needs {needs / 2**30:.1f} GiB"
-        else:
-            running[name] = CONTESTANTS[name].attention
+@dataclass(frozen=True)
+class _Measure:
+    plan: Preset
+    names: list[str]
+    modules: list[str]
+    memory: bool
+    setting: Setting
 
-    product, operations = square_product()
-    with torch.no_grad():
-        q, v, landmarks = case.tensors(gradients=False)
-        forward = time_interleaved(
-            {"product": product}
-            | {name: partial(f, q, v, landmarks) for name, f in running.items()},
-            plan.repeats,
-        )
-    both = {}
-    if plan.backward:
-        leaves = case.tensors(gradients=True)
-        cotangent = torch.randn_like(leaves[1])
+    def __call__(self, case: Case) -> list[dict[str, Any]]:
+        rows = {name: {**asdict(case), "contestant": name} for name in self.names}
+        kinds = ["forward", "training"] if self.plan.backward else ["forward"]
+        for kind in kinds:
+            self._measure(case, kind, rows)
+        return list(rows.values())
 
-        def train(attention: Any) -> None:
-            torch.autograd.grad(attention(*leaves), leaves, cotangent, allow_unused=True)
-
-        both = time_interleaved(
-            {name: partial(train, f) for name, f in running.items()}, plan.repeats
-        )
-
-    rate = operations / forward["product"].best
-    rows = []
-    for name in plan.contestants:
-        row: dict[str, Any] = {**asdict(case), "contestant": name}
-        if name in skipped:
-            rows.append(row | {"note": skipped[name]})
-            continue
-        row["forward_s"] = forward[name].best
-        row["forward_median_s"] = forward[name].median
-        row["products_s"] = case.products() / rate
-        if plan.backward:
-            row["training_s"] = both[name].best
-            row["training_median_s"] = both[name].median
-        if memory:
-            for gradients in (False, True) if plan.backward else (False,):
-                key = "training_bytes" if gradients else "forward_bytes"
-                row[key] = in_fresh_process(
-                    __name__, case=asdict(case), contestant=name, gradients=gradients,
-                    threads=torch.get_num_threads(),
+    def _measure(self, case: Case, kind: str, rows: dict[str, dict[str, Any]]) -> None:
+        calls: dict[str, Any] = {}
+        for name, row in rows.items():
+            needs = find(name).needs(case, kind == "training")
+            if needs > memory_limit():
+                row[f"{kind}_note"] = f"not run: needs {needs / 2**30:.1f} GiB"
+                continue
+            if self.memory:
+                row[f"{kind}_bytes"] = in_fresh_process(
+                    memory_of_one_point, case, name, kind, self.setting, self.modules,
+                    torch.get_num_threads(),
                 )  # fmt: skip
-        rows.append(row)
-    return rows
+                if row[f"{kind}_bytes"] is None:
+                    row[f"{kind}_note"] = "out of memory"
+                    continue
+            try:
+                ready = find(name).ready(case, self.setting)
+            except (ValueError, AssertionError, RuntimeError) as error:
+                row[f"{kind}_note"] = f"cannot run: {error}"
+                continue
+            calls[name] = ready.forward if kind == "forward" else ready.train
+        product, operations = square_product()
+        timings = time_interleaved(
+            {"": product} | calls, self.plan.repeats, self.plan.seconds, self.setting.device
+        )
+        rate = operations / timings.pop("").best
+        for name, timing in timings.items():
+            rows[name][f"{kind}_s"] = timing.best
+            rows[name][f"{kind}_median_s"] = timing.median
+            rows[name]["products_s"] = case.products() / rate
 
 
-def _exponents(plan: Preset, rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+def _exponents(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """How each quantity grows with n, where the cases differ in n alone."""
-    if len({(case.batch, case.heads) for case in plan.cases}) > 1:
+    if len({(row["batch"], row["heads"]) for row in rows}) > 1:
         return {}
     found: dict[str, dict[str, float]] = {}
-    for name in plan.contestants:
-        for key in ("forward_s", "training_s", "forward_bytes", "training_bytes"):
-            # The exponent is that of 3,136 tokens and more: smaller inputs measure the start.
+    for name in dict.fromkeys(row["contestant"] for row in rows):
+        for key in QUANTITIES:
             points = [
                 (row["n"], row[key])
                 for row in rows
-                if row["contestant"] == name and row.get(key) and 3136 <= row["n"] <= 200_704
+                if row["contestant"] == name and row.get(key) and row["n"] <= 200_704
             ]
+            # Small inputs measure the start: of many sizes those from 3,136 tokens on count.
+            large = [point for point in points if point[0] >= 3136]
+            points = large if points and points[-1][0] > 16 * 784 else points
             if len(points) > 1:
                 sizes, values = zip(*points)
                 found.setdefault(name, {})[key] = exponent(list(sizes), list(values))
     return found
 
 
+QUANTITIES = {
+    "forward_s": "time",
+    "training_s": "f+b time",
+    "forward_bytes": "memory",
+    "training_bytes": "f+b memory",
+}
+
+
 def report(content: dict[str, Any], markdown: bool = False) -> str:
-    """The table: times in ms, ratios to SOFT++, memory in MB."""
+    """A line for each contestant and case; where that is too long, columns for the cases."""
+    if content["exponents"] and len(content["titles"]) > 4:
+        return over_n(content, markdown)
+    return by_case(content, markdown)
+
+
+def over_n(content: dict[str, Any], markdown: bool = False) -> str:
+    """Tables of one quantity each: contestants by the number of tokens, and the exponent."""
     rows = content["rows"]
-    ours = {_case_key(row): row for row in rows if row["contestant"] == "softpp"}
+    sizes = list(dict.fromkeys(row["n"] for row in rows))
+    parts = []
+    notes: dict[str, str] = {}
+    for key, title, unit in (
+        ("forward_s", "Forward, ms", 1e-3),
+        ("training_s", "Forward and backward, ms", 1e-3),
+        ("forward_bytes", "Memory of forward, MB", 1e6),
+        ("training_bytes", "Memory of forward and backward, MB", 1e6),
+    ):
+        if not any(row.get(key) for row in rows):
+            continue
+        values = {(row["contestant"], row["n"]): row.get(key) for row in rows}
+        ours = next((name for name in OURS if name in content["titles"]), None)
+        lines = []
+        for name, shown in content["titles"].items():
+            growth = content["exponents"].get(name, {}).get(key)
+            cells = [_cell(values[name, n], unit) for n in sizes]
+            lines.append([shown, *cells, f"{growth:.2f}" if growth else ""])
+        parts += [f"{title}:", "", table(["n", *map(str, sizes), "~ n^"], lines, 1, markdown), ""]
+        if ours:
+            lines = [
+                [shown, *(_ratio(values[name, n], values[ours, n]) for n in sizes)]
+                for name, shown in content["titles"].items()
+                if name != ours
+            ]
+            parts += [f"The same, divided by {content['titles'][ours]}'s:", ""]
+            parts += [table(["n", *map(str, sizes)], lines, 1, markdown), ""]
+    for row in rows:
+        for kind in ("forward", "training"):
+            if f"{kind}_note" in row:
+                title = content["titles"][row["contestant"]]
+                notes.setdefault(f"{title}, {kind}: {row[f'{kind}_note']}", str(row["n"]))
+    parts += [f"{note} (from n = {n})" for note, n in notes.items()]
+    return "\n".join(parts).rstrip()
+
+
+def _cell(value: float | None, unit: float) -> str:
+    if value is None:
+        return "-"
+    value /= unit
+    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def _ratio(value: float | None, own: float | None) -> str:
+    return f"{value / own:.2f}" if value and own else "-"
+
+
+def by_case(content: dict[str, Any], markdown: bool = False) -> str:
+    """The table: times in ms, ratios to SOFT++, memory in MB."""
+    rows, titles = content["rows"], content["titles"]
+    ours = {_case_key(row): row for row in rows if row["contestant"] in OURS}
     training = any("training_s" in row for row in rows)
     memory = any("forward_bytes" in row for row in rows)
     header = ["batch, heads, n", "attention", "ms", "x ours"]
@@ -192,49 +258,44 @@ def report(content: dict[str, Any], markdown: bool = False) -> str:
     header += ["x products"]
     lines = []
     for row in rows:
-        own = ours[_case_key(row)]
-        line = [", ".join(f"{x:,}" for x in _case_key(row)), CONTESTANTS[row["contestant"]].title]
-        if "note" in row:
-            lines.append([*line, row["note"], *[""] * (len(header) - 3)])
+        own = ours.get(_case_key(row), {})
+        line = [", ".join(f"{x:,}" for x in _case_key(row)), titles[row["contestant"]]]
+        if "forward_note" in row:
+            lines.append([*line, row["forward_note"], *[""] * (len(header) - 3)])
             continue
-        line += [f"{row['forward_s'] * 1e3:.1f}", f"{row['forward_s'] / own['forward_s']:.2f}"]
-        if training:
-            line += [f"{row['training_s'] * 1e3:.1f}"]
-            line += [f"{row['training_s'] / own['training_s']:.2f}"]
+        for key in ("forward_s", "training_s") if training else ("forward_s",):
+            line += [_cell(row.get(key), 1e-3), _ratio(row.get(key), own.get(key))]
         if memory:
             keys = ("forward_bytes", "training_bytes") if training else ("forward_bytes",)
-            line += [_megabytes(row[key]) for key in keys]
+            line += ["-" if row.get(key) is None else f"{row[key] / 1e6:.1f}" for key in keys]
         bare = f"{row['forward_s'] / row['products_s']:.2f}"
-        if training:
+        if "training_s" in row:
             # The backward pass has six products to the forward pass's three.
             bare += f", {row['training_s'] / (3 * row['products_s']):.2f}"
-        lines.append([*line, bare if row["contestant"] == "softpp" else ""])
+        lines.append([*line, bare if row["contestant"] in OURS else ""])
     text = table(header, lines, 2, markdown)
     growth = [
-        f"{CONTESTANTS[name].title}: "
-        + ", ".join(f"{_QUANTITIES[key]} n^{p:.2f}" for key, p in quantities.items())
-        for name, quantities in content["exponents"].items()
+        f"{titles[name]}: " + ", ".join(f"{QUANTITIES[key]} n^{p:.2f}" for key, p in found.items())
+        for name, found in content["exponents"].items()
     ]
     return "\n".join([text, *(["", *growth] if growth else [])])
-
-
-_QUANTITIES = {
-    "forward_s": "time",
-    "training_s": "f+b time",
-    "forward_bytes": "memory",
-    "training_bytes": "f+b memory",
-}
 
 
 def _case_key(row: dict[str, Any]) -> tuple[int, int, int]:
     return row["batch"], row["heads"], row["n"]
 
 
-def _megabytes(value: int | None) -> str:
-    return "out of memory" if value is None else f"{value / 1e6:.1f}"
-
-
 def markdown(content: dict[str, Any]) -> str:
+    layers = not set(content["titles"]) <= set(OPERATIONS)
+    what = (
+        "Layers for sequences, projections included, with heads of width 32 and m = 49 bottleneck "
+        "tokens or what corresponds to them: chunks of 49 tokens and 4 rounds for Reformer, 110 "
+        "features for Performer. The packages are other people's, of the same names."
+        if layers
+        else 'Operations without projections, m = 49 landmarks, d = 32. "x products" is SOFT++\'s '
+        "time divided by that of its large matrix products alone (three forward, nine in all) at "
+        "the rate of a 1024 x 1024 product in the same run."
+    )
     return f"""\
 # Attention: {PRESETS[content["preset"]].help}
 
@@ -242,36 +303,30 @@ def markdown(content: dict[str, Any]) -> str:
 
 {report(content, markdown=True)}
 
-Best of interleaved repeats; only ratios within one run carry over to other machines. "x ours" is
-a time divided by SOFT++'s. "x products" is SOFT++'s time divided by that of its large matrix
-products alone (three forward, nine in all) at the rate of a 1024 x 1024 product in the same run.
-Memory is the peak beyond the inputs, measured in a fresh process. m = 49 landmarks, d = 32,
-float32.
+{what} {content["dtype"]} on {content["device"]}. Best of interleaved repeats, forward without and
+training with gradients of all inputs and weights; only ratios within one run carry over to other
+machines. Memory is the peak beyond the inputs, measured in a fresh process.
 """
 
 
-def _memory_of_one_point(arguments: dict[str, Any]) -> int:
-    """In a process of its own: what one contestant takes for one case."""
-    torch.set_num_threads(arguments["threads"])
-    attention = CONTESTANTS[arguments["contestant"]].attention
-    case, gradients = Case(**arguments["case"]), arguments["gradients"]
+def memory_of_one_point(
+    case: Case, name: str, kind: str, setting: Setting, modules: list[str], threads: int
+) -> int:
+    """In a process of its own: what one contestant takes for one case.
+
+    Of several layers the backward pass stops after the last one, which comes first, when all that
+    was kept is still there.
+    """
+    torch.set_num_threads(threads)
+    import_modules(modules)
+    contestant = find(name)
 
     def call(case: Case) -> Any:
-        leaves = case.tensors(gradients)
-        cotangent = torch.ones_like(leaves[1])
+        ready = contestant.ready(case, setting)
+        if kind == "forward":
+            return ready.forward
+        return ready.train if case.layers == 1 else ready.train_last
 
-        def compute() -> Any:
-            with torch.set_grad_enabled(gradients):
-                out = attention(*leaves)
-            if gradients:
-                return torch.autograd.grad(out, leaves, cotangent, allow_unused=True)
-            return out
-
-        return compute
-
-    call(Case(1, 1, 64, case.m, case.d))()  # libraries are loaded, buffers of theirs made
-    return peak_memory(call(case))
-
-
-if __name__ == "__main__":
-    print(json.dumps(_memory_of_one_point(json.loads(sys.argv[1]))))
+    small = Case(1, case.heads, 196, case.m, case.d)
+    call(small)()  # libraries are loaded, buffers of theirs made
+    return peak_memory(call(case), setting.device)

@@ -7,10 +7,9 @@ import timm
 from tqdm import tqdm
 
 from ..environment import command_line
-from ..files import write_atomically
 from ..layers.attention import SoftmaxFreeAttention
-from .cost import cost
-from .results import provenance, result, table, write_json
+from ..models.cost import cost
+from .results import provenance, result, table, write
 
 Figures = tuple[float | None, float | None]
 """Millions of parameters and G multiply-adds at 224 x 224, as printed in the paper."""
@@ -83,9 +82,8 @@ def run(out: Path | None) -> dict[str, Any]:
     print(report(content))
     print(f"\n{NOTES}")
     if out is not None:
-        write_json(out / "models.json", content)
-        write_atomically(out / "models.md", markdown(content))
-        print(f"\nwritten: {out}/models.json and .md")
+        write(out / "models", content, markdown(content))
+        print(f"\nwritten: {out}/models.json, .csv and .md")
     return content
 
 

@@ -1,13 +1,13 @@
 """Time, interleaved between contestants, and memory, in a process of its own for each point."""
 
-import json
 import math
+import multiprocessing
 import resource
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from os import sysconf
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -24,13 +24,18 @@ class Timing:
 
 
 def time_interleaved(
-    contestants: dict[str, Callable[[], object]], repeats: int, seconds: float = 10.0
+    contestants: dict[str, Callable[[], object]],
+    repeats: int,
+    seconds: float = 10.0,
+    device: str = "cpu",
 ) -> dict[str, Timing]:
     """Times every contestant in turns, `repeats` of them, so that all meet the same machine.
 
     A turn is some calls to warm up and as many that are measured: five each, fewer for a slow
-    contestant. One that has used up its seconds has no further turns.
+    contestant. One that has used up its seconds has no further turns. On a GPU a call ends when
+    all that it has started is done.
     """
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     measured: dict[str, list[float]] = {name: [] for name in contestants}
     spent = dict.fromkeys(contestants, 0.0)
     for _ in range(repeats):
@@ -41,10 +46,12 @@ def time_interleaved(
             calls = 5
             while calls and not (measured[name] and measured[name][-1] > 1.0):
                 call()
+                wait()
                 calls = min(calls - 1, int(0.05 / (perf_counter() - start)))
             for _ in range(5):
                 before = perf_counter()
                 call()
+                wait()
                 after = perf_counter()
                 measured[name].append(after - before)
                 if after - start > 0.1:
@@ -68,8 +75,16 @@ def exponent(sizes: list[int], values: list[float]) -> float:
     return above / sum((a - mean_x) ** 2 for a in x)
 
 
-def peak_memory(call: Callable[[], object]) -> int:
-    """Bytes of resident memory that the call takes at its peak beyond what is there before it."""
+def peak_memory(call: Callable[[], object], device: str = "cpu") -> int:
+    """Bytes that the call takes at its peak beyond what is there before it.
+
+    Of a GPU those that torch has given out; of a CPU resident memory.
+    """
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        start = torch.cuda.memory_allocated()
+        call()
+        return torch.cuda.max_memory_allocated() - start
     before = _status("VmRSS")
     try:
         Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
@@ -104,13 +119,43 @@ def _largest_ever() -> int:
     return largest if sys.platform == "darwin" else largest * 1024
 
 
-def in_fresh_process(module: str, **arguments: Any) -> Any:
-    """What `python -m module` prints as JSON for these arguments; None if it ran out of memory."""
-    done = subprocess.run(
-        [sys.executable, "-m", module, json.dumps(arguments)], capture_output=True, text=True
-    )
-    if done.returncode == 0:
-        return json.loads(done.stdout.splitlines()[-1])
-    if done.returncode < 0 or "can't allocate memory" in done.stderr:
-        return None
-    raise RuntimeError(f"measuring {arguments} failed:\n{done.stderr}")
+def memory_limit() -> int:
+    """Bytes that a measured process may take: half of the machine's."""
+    return sysconf("SC_PAGE_SIZE") * sysconf("SC_PHYS_PAGES") // 2
+
+
+def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function of a module returns in a process of its own; None if memory ran out.
+
+    The process is forked from one that has imported this package and done nothing else.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([function.__module__])
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(sender, function, arguments))
+    process.start()
+    sender.close()
+    try:
+        answer, error = receiver.recv()
+    except EOFError:  # killed by the system
+        answer, error = None, None
+    finally:
+        process.join()
+        receiver.close()
+    if error is not None:
+        raise RuntimeError(f"measuring {function.__name__}{arguments} failed: {error}")
+    return answer
+
+
+def _answer(sender: Any, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    """In the process: sends the result, or None where memory has run out, or an error's text."""
+    if sys.platform == "linux":
+        limit = (_status("VmData") or 0) + memory_limit()
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    try:
+        sender.send((function(*arguments), None))
+    except (MemoryError, torch.OutOfMemoryError):
+        sender.send((None, None))
+    except Exception as error:
+        out_of_memory = "can't allocate memory" in str(error)
+        sender.send((None, None if out_of_memory else repr(error)))

@@ -1,5 +1,7 @@
 """Results: one schema for all, written whole or not at all, and tables made from it."""
 
+import csv
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -26,8 +28,99 @@ def result(command: str, rows: list[dict[str, Any]], **more: Any) -> dict[str, A
     }
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    write_atomically(path, json.dumps(content, indent=1) + "\n")
+def write(stem: Path, content: dict[str, Any], markdown: str) -> None:
+    """The same result as JSON, as CSV (its rows alone) and as Markdown."""
+    write_atomically(stem.with_suffix(".json"), json.dumps(content, indent=1) + "\n")
+    write_atomically(stem.with_suffix(".csv"), rows_as_csv(content["rows"]))
+    write_atomically(stem.with_suffix(".md"), markdown)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """An earlier result; refuses what is none."""
+    try:
+        content = json.loads(path.read_text())
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is not a result in JSON: {error}") from None
+    found = content.get("schema_version") if isinstance(content, dict) else None
+    if found != SCHEMA_VERSION or not isinstance(content.get("rows"), list):
+        raise ValueError(
+            f"{path} is not a result of this command: expected schema_version {SCHEMA_VERSION} "
+            f"and rows, got {found}; pass a .json file that `softmaxfree bench` has written"
+        )
+    return content
+
+
+def rows_as_csv(rows: list[dict[str, Any]]) -> str:
+    """A line for each row; a column for each quantity that any of them has."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow(
+            {k: json.dumps(v) if isinstance(v, dict | list) else v for k, v in row.items()}
+        )
+    return text.getvalue()
+
+
+def compare(
+    now: list[dict[str, Any]], before: list[dict[str, Any]], same: list[str]
+) -> list[dict[str, Any]]:
+    """How quantities changed since an earlier run: those of rows that agree in the fields `same`.
+
+    Each gives {same fields, quantity, before, now, ratio}; seconds and bytes are compared. Rows
+    that only one of the runs has are said so, with None for the other's number.
+    """
+
+    def keyed(rows: list[dict[str, Any]]) -> dict[tuple[str, ...], dict[str, Any]]:
+        return {tuple(str(row.get(field)) for field in same): row for row in rows}
+
+    old, new = keyed(before), keyed(now)
+    changes = []
+    for key in dict.fromkeys([*old, *new]):
+        rows = old.get(key, {}), new.get(key, {})
+        quantities = dict.fromkeys(
+            name for row in rows for name in row if name.endswith(("_s", "_bytes"))
+        )
+        for quantity in quantities:
+            was, is_now = (row.get(quantity) for row in rows)
+            changes.append(
+                dict(zip(same, key))
+                | {
+                    "quantity": quantity,
+                    "before": was,
+                    "now": is_now,
+                    "ratio": is_now / was if was and is_now else None,
+                }
+            )
+    return changes
+
+
+def comparison(
+    content: dict[str, Any], path: Path, same: list[str], quantities: tuple[str, ...]
+) -> str:
+    """A table of what changed since the run in a file. Ratios below 1 are faster or smaller."""
+    earlier = read(path)
+    lines = [
+        [
+            *(change[field] for field in same),
+            change["quantity"],
+            *(_significant(change[when]) for when in ("before", "now")),
+            "" if change["ratio"] is None else f"{change['ratio']:.2f}",
+        ]
+        for change in compare(content["rows"], earlier["rows"], same)
+        if change["quantity"] in quantities
+    ]
+    text = table([*same, "quantity", "before", "now", "ratio"], lines, len(same) + 1)
+    warning = ""
+    for what in ("hardware", "threads", "versions"):
+        if earlier.get(what) != content[what]:
+            warning += f"\nNote: {what} differ from the earlier run's."
+    return f"Against {path} (commit {(earlier.get('commit') or 'none')[:9]}):\n{text}{warning}"
+
+
+def _significant(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
 
 
 def table(header: list[str], rows: list[list[str]], texts: int = 1, markdown: bool = False) -> str:

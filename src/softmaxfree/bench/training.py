@@ -1,18 +1,15 @@
 """`softmaxfree bench training`: memory and time that ImageNet training takes, by calculation."""
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import timm
 import torch
-from torch import Tensor, nn
 from tqdm import tqdm
 
 from ..environment import command_line
-from ..files import write_atomically
-from .cost import cost
-from .results import provenance, result, table, write_json
+from ..models.cost import cost, image_bytes
+from .results import provenance, result, table, write
 
 MODELS = ["softpp_tiny", "softpp_small", "softpp_medium", "softpp_large"]
 SHAPE = (3, 224, 224)
@@ -71,13 +68,12 @@ def run(out: Path) -> dict[str, Any]:
         assumed_flops_per_second=SUSTAINED,
     )
     stem = out / "training-imagenet"
-    write_json(stem.with_suffix(".json"), content)
-    write_atomically(stem.with_suffix(".md"), markdown(content))
+    write(stem, content, markdown(content))
     print(report(content))
     print(f"\n{_memory_title(content)}\n")
     print(memory_report(content))
     print(f"\n{NOTES}")
-    print(f"\nwritten: {stem}.json and .md")
+    print(f"\nwritten: {stem}.json, .csv and .md")
     return content
 
 
@@ -88,7 +84,10 @@ def _row(name: str) -> dict[str, Any]:
     multiply_adds = found.multiply_adds - found.inverse
     flops = PASSES * 2 * multiply_adds * IMAGES * EPOCHS
     weights = _EACH * found.parameters
-    image = {"float32": image_bytes(model), "mixed": image_bytes(model, torch.bfloat16)}
+    image = {
+        "float32": image_bytes(model, *SHAPE),
+        "mixed": image_bytes(model, *SHAPE, autocast=torch.bfloat16),
+    }
     return {
         "model": name,
         "parameters": found.parameters,
@@ -104,41 +103,6 @@ def _row(name: str) -> dict[str, Any]:
         "hours_gpus": HOURS_GPUS,
         "hours": {gpu: flops / (HOURS_GPUS * rate * 3600) for gpu, rate in SUSTAINED.items()},
     }
-
-
-def image_bytes(model: nn.Module, autocast: torch.dtype | None = None) -> int:
-    """What each image adds to the memory kept for the backward pass.
-
-    A third image beside two: a single one has fewer copies, as its memory is in several orders
-    at once.
-    """
-    return kept_bytes(model, 3, autocast) - kept_bytes(model, 2, autocast)
-
-
-def kept_bytes(model: nn.Module, batch: int, autocast: torch.dtype | None = None) -> int:
-    """Memory that a forward pass in training keeps for the backward pass.
-
-    Every storage counts once; parameters and buffers, which are there anyway, do not.
-    """
-    own = {x.untyped_storage().data_ptr() for x in (*model.parameters(), *model.buffers())}
-    kept: dict[int, int] = {}
-
-    def count(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    precision = torch.autocast("cpu", dtype=autocast) if autocast else nullcontext()
-    training = model.training
-    try:
-        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor), precision:
-            # Named, so that its graph stays: memory freed could be that of two storages in turn.
-            logits = model.train()(torch.zeros(batch, *SHAPE))
-    finally:
-        model.train(training)
-    del logits
-    return sum(kept.values())
 
 
 def report(content: dict[str, Any], markdown: bool = False) -> str:

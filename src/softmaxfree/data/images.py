@@ -36,7 +36,7 @@ class ImageData(LightningDataModule):
         mean: Subtracted from the colours of an image in [0, 1].
         std: What the result is divided by.
         crop_mode: The training crop: timm's rrc (of random size and shape), rkrc or rkrr; or pad,
-            at the image's own scale from a margin of an eighth, for small images.
+            at the image's own scale, with a mirrored margin of an eighth, for small images.
         crop_scale: In training, the range of the crop's area, as a part of the image's.
         crop_ratio: In training, the range of the crop's width over its height.
         flip: Probability of a horizontal flip.

@@ -1,5 +1,7 @@
 """Modules: the attention layer, its samplers, the blocks."""
 
 from .attention import SoftmaxFreeAttention
+from .multihead import MultiHeadAttention
+from .table import register_attention
 
-__all__ = ["SoftmaxFreeAttention"]
+__all__ = ["MultiHeadAttention", "SoftmaxFreeAttention", "register_attention"]

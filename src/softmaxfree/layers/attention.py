@@ -1,13 +1,12 @@
 """Softmax-free attention as a layer: a drop-in for self- and cross-attention."""
 
-import torch
 from torch import Tensor, nn
 
 from ..ops.attention import landmark_attention
 from ..ops.inverse import check_inverse
 from ..ops.kernel import token_scale
 from .multihead import MultiHeadAttention
-from .samplers import SAMPLERS, Size
+from .samplers import SAMPLERS, Sample, Size, join, sample_grid
 
 
 class SoftmaxFreeAttention(MultiHeadAttention):
@@ -86,13 +85,19 @@ class SoftmaxFreeAttention(MultiHeadAttention):
         )
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, size: Size, context_size: Size, mask: Tensor | None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        size: Size,
+        context_size: Size,
+        mask: Tensor | None,
+        query_mask: Tensor | None,
     ) -> Tensor:
-        tied = k is q
-        landmarks, landmark_mask = self._sample(q, size, mask if tied else None)
-        if not tied:
-            landmarks, landmark_mask = _join(
-                (landmarks, landmark_mask), self._sample(k, context_size, mask)
+        landmarks, landmark_mask = self.sample(q, size, query_mask)
+        if k is not q:
+            landmarks, landmark_mask = join(
+                (landmarks, landmark_mask), self.sample(k, context_size, mask)
             )
         landmarks = self.landmark_norm(landmarks * token_scale(self.head_dim))
         return landmark_attention(
@@ -109,34 +114,10 @@ class SoftmaxFreeAttention(MultiHeadAttention):
             None if landmark_mask is None else landmark_mask.unsqueeze(1),
         )
 
-    def _sample(self, q: Tensor, size: Size, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Bottleneck tokens (B, heads, m, d) and their mask (B, m): the prefix, the samples."""
-        k = self.prefix_tokens
-        grid_mask = None if mask is None else mask[:, k:]
-        landmarks, landmark_mask = self.sampler(q[..., k:, :], size, grid_mask)
-        if k == 0:
-            return landmarks, landmark_mask
-        prefix_mask = None if mask is None else mask[:, :k]
-        return _join((q[..., :k, :], prefix_mask), (landmarks, landmark_mask))
+    def sample(self, q: Tensor, size: Size, mask: Tensor | None) -> Sample:
+        """Bottleneck tokens: the prefix, then the samples of the grid."""
+        return sample_grid(self.sampler, q, size, mask, self.prefix_tokens)
 
     def extra_repr(self) -> str:
         variant = "SOFT++" if self.normalize else "SOFT"
         return f"{variant}, {super().extra_repr()}, inverse={self.inverse!r}"
-
-
-Sample = tuple[Tensor, Tensor | None]
-"""Bottleneck tokens (B, heads, m, d) and which of them to keep (B, m), None for all."""
-
-
-def _join(first: Sample, second: Sample) -> Sample:
-    (a, mask_a), (b, mask_b) = first, second
-    landmarks = torch.cat([a, b], -2)
-    if mask_a is None and mask_b is None:
-        return landmarks, None
-    masks = [
-        torch.ones(a.shape[0], tokens.shape[-2], dtype=torch.bool, device=a.device)
-        if mask is None
-        else mask
-        for tokens, mask in (first, second)
-    ]
-    return landmarks, torch.cat(masks, -1)

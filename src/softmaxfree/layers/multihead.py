@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +26,13 @@ class MultiHeadAttention(nn.Module, ABC):
             part in the value convolution.
         qkv_bias: Biases in the projections of queries, keys and values.
     """
+
+    linear: ClassVar[bool] = True
+    """Whether cost grows with the number of tokens, and not with its square."""
+    cross_attention: ClassVar[bool] = True
+    """Whether keys and values may come from a context."""
+    equivariant: ClassVar[bool] = False
+    """Whether tokens in another order give the same result in that order."""
 
     def __init__(
         self,
@@ -54,9 +62,16 @@ class MultiHeadAttention(nn.Module, ABC):
 
     @abstractmethod
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, size: Size, context_size: Size, mask: Tensor | None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        size: Size,
+        context_size: Size,
+        mask: Tensor | None,
+        query_mask: Tensor | None,
     ) -> Tensor:
-        """The attention itself.
+        """The attention itself, a linear function of the values.
 
         Args:
             q: (B, heads, N, d) queries, on a grid of `size` after the prefix.
@@ -64,10 +79,18 @@ class MultiHeadAttention(nn.Module, ABC):
             v: (B, heads, L, d) values.
             size, context_size: The grids of queries and of keys.
             mask: (B, L), True for the keys to keep, or None for all.
+            query_mask: (B, N), the same for the queries, which are dropped where they are also
+                keys that are: what these hold must not change other queries' results.
 
         Returns:
             (B, heads, N, d).
         """
+
+    def reduce(
+        self, source: Tensor, size: Size, mask: Tensor | None
+    ) -> tuple[Tensor, Size, Tensor | None]:
+        """The tokens (B, L, dim) that keys and values are made of, their grid and their mask."""
+        return source, size, mask
 
     def forward(
         self,
@@ -97,20 +120,30 @@ class MultiHeadAttention(nn.Module, ABC):
             if context_size is not None:
                 raise ValueError("context_size is given without a context; pass both or neither")
         else:
+            if not self.cross_attention:
+                raise ValueError(
+                    f"{type(self).__name__} attends from tokens to themselves only; "
+                    "leave the context out or choose another attention"
+                )
             source, source_size = context, self._check_context(x, context, context_size)
         if mask is not None:
             check_mask("mask", mask, source.shape[:1], source.shape[1])
             mask = mask.expand(source.shape[:2])
 
         q = self._heads(self.q(x))
+        reduced, reduced_size, reduced_mask = self.reduce(source, source_size, mask)
         if self.k is not None:
-            k = self._heads(self.k(source))
+            k = self._heads(self.k(reduced))
         else:
-            k = q if context is None else self._heads(self.q(source))
-        values = self.v(source)
-        out = self.attend(q, k, self._heads(values), size, source_size, mask)
+            k = q if reduced is x else self._heads(self.q(reduced))
+        values = self.v(reduced)
+        query_mask = mask if context is None else None
+        out = self.attend(
+            q, k, self._heads(values), size, reduced_size, reduced_mask, query_mask
+        )  # fmt: skip
         out = out.transpose(1, 2).flatten(2)  # (B, heads, N, d) -> (B, N, dim)
         if self.value_conv is not None:
+            values = values if reduced is source else self.v(source)
             if mask is not None:
                 values = values.masked_fill(~mask.unsqueeze(-1), 0)
             local = self.value_conv(values[:, self.prefix_tokens :], size)
@@ -163,6 +196,11 @@ class MultiHeadAttention(nn.Module, ABC):
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, num_heads={self.num_heads}, tie_qk={self.tie_qk}"
+
+
+def dropped_to_zero(tokens: Tensor, mask: Tensor | None) -> Tensor:
+    """(B, heads, L, d) with zeros for what the mask (B, L) drops, whatever it held."""
+    return tokens if mask is None else tokens.masked_fill(~mask[:, None, :, None], 0)
 
 
 class ValueConv(nn.Module):

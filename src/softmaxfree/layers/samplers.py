@@ -19,6 +19,9 @@ from ..ops.tracing import is_exporting
 Size = tuple[int, ...]
 """(N,) for a sequence, (H, W) for an image."""
 
+Sample = tuple[Tensor, Tensor | None]
+"""Landmarks (B, heads, m, d) and which of them to keep (B, m), None for all."""
+
 
 class Sampler(nn.Module):
     """What all samplers share.
@@ -93,25 +96,44 @@ class ConvSampler(Sampler):
         self.weight = nn.Parameter(torch.empty(head_dim, head_dim, *[ratio] * ndim))
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
 
-    def forward(self, q: Tensor, size: Size, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def forward(self, q: Tensor, size: Size, mask: Tensor | None) -> Sample:
         grid = self.grid(size)
+        if mask is None and self.tokens is not None:
+            return self._pooled_first(q, size, grid, self.bins(grid)), None
         if mask is not None:
             q = fill_dropped(q, size, mask)
         windows = split_windows(q, size, grid, self.ratio, replicate=True)
-        # (out, in, *kernel) -> (kernel tokens * in, out), the order of a window's tokens
-        weight = self.weight.flatten(2).permute(2, 1, 0).flatten(0, 1)
-        landmarks = windows.flatten(-2) @ weight.to(windows.dtype)
+        landmarks = self.convolve(windows)
         if mask is not None:
             mask = self.kept_windows(mask, size)
         if self.tokens is None:
             return landmarks, mask
         return pool(landmarks, grid, self.bins(grid), mask)
 
+    def convolve(self, windows: Tensor) -> Tensor:
+        """(..., m, kernel tokens, d) -> (..., m, d), with the weights in the windows' order."""
+        weight = self.weight.flatten(2).permute(2, 1, 0).flatten(0, 1)
+        return windows.flatten(-2) @ weight.to(windows.dtype)
+
+    def _pooled_first(self, q: Tensor, size: Size, grid: Size, bins: Size) -> Tensor:
+        """The average of convolved windows as the convolution of averaged ones: all but for the
+        average then costs as little as there are landmarks."""
+        x = q.transpose(1, 2).unflatten(1, size)  # (B, *size, heads, d), as it lies in memory
+        for axis, (side, length, count) in enumerate(zip(size, grid, bins), start=1):
+            x = fit(x, axis - x.ndim, side, length * self.ratio, replicate=True)
+            x = average(x.unflatten(axis, (length, self.ratio)), axis, length, count)
+            x = x.flatten(axis, axis + 1)
+        windows = split_windows(
+            x.flatten(1, -3).transpose(1, 2),
+            tuple(count * self.ratio for count in bins), bins, self.ratio, replicate=True,
+        )  # fmt: skip
+        return self.convolve(windows)
+
 
 class AvgSampler(Sampler):
     """The average of every window, over the tokens that are there and kept."""
 
-    def forward(self, q: Tensor, size: Size, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def forward(self, q: Tensor, size: Size, mask: Tensor | None) -> Sample:
         if self.tokens is not None:
             return pool(q, size, self.bins(size), mask)
         grid = self.grid(size)
@@ -128,7 +150,7 @@ class RandomSampler(Sampler):
     """Tokens picked at random, the same places for a whole batch: drawn anew at every training
     step, fixed in evaluation."""
 
-    def forward(self, q: Tensor, size: Size, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def forward(self, q: Tensor, size: Size, mask: Tensor | None) -> Sample:
         return pick(
             q, self.order(size, q.device), self.count(size), self.kept_count(size, mask), mask
         )
@@ -170,6 +192,31 @@ SAMPLERS: dict[str, Callable[..., Sampler]] = {
     "biased": BiasedSampler,
 }
 """Every sampler by its name."""
+
+
+def sample_grid(
+    sampler: Sampler, tokens: Tensor, size: Size, mask: Tensor | None, prefix: int
+) -> Sample:
+    """Landmarks of tokens (B, heads, prefix + N, d): all of the prefix, samples of the grid."""
+    grid_mask = None if mask is None else mask[:, prefix:]
+    sampled = sampler(tokens[..., prefix:, :], size, grid_mask)
+    if prefix == 0:
+        return sampled
+    return join((tokens[..., :prefix, :], None if mask is None else mask[:, :prefix]), sampled)
+
+
+def join(first: Sample, second: Sample) -> Sample:
+    (a, mask_a), (b, mask_b) = first, second
+    landmarks = torch.cat([a, b], -2)
+    if mask_a is None and mask_b is None:
+        return landmarks, None
+    masks = [
+        torch.ones(a.shape[0], tokens.shape[-2], dtype=torch.bool, device=a.device)
+        if mask is None
+        else mask
+        for tokens, mask in (first, second)
+    ]
+    return landmarks, torch.cat(masks, -1)
 
 
 def split_windows(x: Tensor, size: Size, grid: Size, ratio: int, replicate: bool) -> Tensor:
@@ -221,7 +268,7 @@ def fill_dropped(x: Tensor, size: Size, mask: Tensor) -> Tensor:
     return x.flatten(2, -2)
 
 
-def pool(x: Tensor, size: Size, bins: Size, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def pool(x: Tensor, size: Size, bins: Size, mask: Tensor | None) -> Sample:
     """Averages tokens (B, heads, N, c) into as many bins as asked for along each side.
 
     Bin i of g covers the tokens floor(i L / g) to ceil((i + 1) L / g) of the L along a side, as
@@ -229,15 +276,10 @@ def pool(x: Tensor, size: Size, bins: Size, mask: Tensor | None) -> tuple[Tensor
     dropped tokens are left out: a padded and masked grid gives what the grid alone gives.
     """
     if mask is None:
-        if not is_exporting() and size == bins:
-            return x, None
-        wide = x.to(compute_dtype(x)).unflatten(-2, size)
-        for dim, (side, count) in enumerate(zip(size, bins), start=-1 - len(size)):
-            kept = torch.ones(1, side, dtype=torch.bool, device=x.device)
-            weights = bin_weights(kept, count).squeeze(0).to(wide.dtype)
-            weights = weights / weights.sum(-1, keepdim=True)
-            wide = (weights @ wide.transpose(dim, -2)).transpose(dim, -2)
-        return wide.flatten(2, -2).to(x.dtype), None
+        wide = x.unflatten(-2, size)
+        for dim, (side, count) in enumerate(zip(size, bins), start=2):
+            wide = average(wide, dim, side, count)
+        return wide.flatten(2, -2), None
 
     kept = mask.unflatten(-1, size)
     weights = bin_weights(kept if len(size) == 1 else kept.any(2), bins[0])
@@ -250,6 +292,18 @@ def pool(x: Tensor, size: Size, bins: Size, mask: Tensor | None) -> tuple[Tensor
     wide = x.to(compute_dtype(x)).masked_fill(~mask[:, None, :, None], 0)
     weights = weights.to(wide.dtype) / total.clamp(min=1)
     return (weights.unsqueeze(1) @ wide).to(x.dtype), total.squeeze(-1) > 0
+
+
+def average(x: Tensor, dim: int, side: int, bins: int) -> Tensor:
+    """Averages an axis of `side` entries into bins, as adaptive pooling does."""
+    if not is_exporting() and side == bins:  # an exported graph is for all sizes
+        return x
+    kept = torch.ones(1, side, dtype=torch.bool, device=x.device)
+    wide = x.to(compute_dtype(x))
+    weights = bin_weights(kept, bins).squeeze(0).to(wide.dtype)
+    weights = weights / weights.sum(-1, keepdim=True)
+    averages = weights @ wide.flatten(dim + 1)
+    return averages.unflatten(-1, x.shape[dim + 1 :]).to(x.dtype)
 
 
 def bin_weights(kept: Tensor, bins: int) -> Tensor:
@@ -270,7 +324,7 @@ def bin_weights(kept: Tensor, bins: int) -> Tensor:
 
 def pick(
     q: Tensor, order: Tensor, count: int, kept_count: Tensor | None, mask: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
+) -> Sample:
     """The `count` tokens of q (B, heads, N, d) that come first in `order` (N,).
 
     With a mask (B, N), those to keep come first, and of a sample only `kept_count` (B, 1) count.

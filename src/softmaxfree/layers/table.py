@@ -3,42 +3,103 @@
 import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from .attention import SoftmaxFreeAttention
-from .baselines import GaussianAttention, SoftmaxAttention
+from .gaussian import GaussianAttention
+from .linformer import LinformerAttention
 from .multihead import MultiHeadAttention
+from .nystromformer import NystromformerAttention
+from .performer import PerformerAttention
+from .reformer import ReformerAttention
+from .skyformer import SkyformerAttention
+from .softmax import SoftmaxAttention
+from .spatial_reduction import SpatialReductionAttention
 
 ATTENTIONS: dict[str, Callable[..., MultiHeadAttention]] = {
     "soft": partial(SoftmaxFreeAttention, normalize=False),
     "softpp": partial(SoftmaxFreeAttention, normalize=True),
     "softmax": partial(SoftmaxAttention, tie_qk=False),
+    "linformer": LinformerAttention,
+    "spatial_reduction": SpatialReductionAttention,
+    "performer": PerformerAttention,
+    "nystromformer": NystromformerAttention,
+    "reformer": ReformerAttention,
+    "skyformer": SkyformerAttention,
     "gaussian": GaussianAttention,
 }
-"""Each takes a width, a number of heads, and the options that its signature names."""
+"""Each takes a width, a number of heads, and options, see `attention_options`."""
+
+Attention = TypeVar("Attention", bound=type[MultiHeadAttention])
+
+
+def register_attention(name: str, **defaults: Any) -> Callable[[Attention], Attention]:
+    """Gives a class a name, by which backbones, benchmarks and commands then know it.
+
+        @register_attention("mine")
+        class MyAttention(MultiHeadAttention):
+            def attend(self, q, k, v, size, context_size, mask, query_mask):
+                ...
+
+    `softmaxfree.testing.AttentionBattery` tests whether it keeps what the others keep.
+
+    Args:
+        name: As in `attention=name`.
+        defaults: Options of the class that go with the name.
+    """
+    if not name.isidentifier():
+        raise ValueError(f"an attention's name must be a word of letters and _, got {name!r}")
+    if name in ATTENTIONS:
+        raise ValueError(f"there is an attention {name!r} already; choose another name")
+
+    def register(attention: Attention) -> Attention:
+        if not (inspect.isclass(attention) and issubclass(attention, MultiHeadAttention)):
+            raise ValueError(
+                f"an attention must be a subclass of MultiHeadAttention, got {attention!r}"
+            )
+        ATTENTIONS[name] = partial(attention, **defaults) if defaults else attention
+        return attention
+
+    return register
 
 
 def build_attention(name: str, dim: int, num_heads: int, **options: Any) -> MultiHeadAttention:
     """The attention of that name; options that it does not have are left out."""
-    known = _options(name)
+    known = attention_options(name)
     options = {option: value for option, value in options.items() if option in known}
     return ATTENTIONS[name](dim, num_heads, **options)
 
 
 def chosen_options(name: str, **options: Any) -> dict[str, Any]:
     """The options that are not None; refuses a name or an option that is not there."""
-    if name not in ATTENTIONS:
-        raise ValueError(f"unknown attention {name!r}; choose one of {', '.join(ATTENTIONS)}")
+    known = attention_options(name)
     chosen = {option: value for option, value in options.items() if value is not None}
     for option in chosen:
-        if option not in _options(name):
-            having = [other for other in ATTENTIONS if option in _options(other)]
+        if option not in known:
+            having = [other for other in ATTENTIONS if option in attention_options(other)]
             raise ValueError(
-                f"attention {name!r} has no {option}; leave it out, "
-                f"or choose one of {', '.join(having)}"
+                f"attention {name!r} has no {option}; leave it out"
+                + (f", or choose one of {', '.join(having)}" if having else "")
             )
     return chosen
 
 
-def _options(name: str) -> set[str]:
-    return set(inspect.signature(ATTENTIONS[name]).parameters)
+def attention_class(name: str) -> type[MultiHeadAttention]:
+    """What the name stands for; refuses one that is not there."""
+    if name not in ATTENTIONS:
+        raise ValueError(f"unknown attention {name!r}; choose one of {', '.join(ATTENTIONS)}")
+    entry = ATTENTIONS[name]
+    found = entry.func if isinstance(entry, partial) else entry
+    assert isinstance(found, type)
+    return found
+
+
+def attention_options(name: str) -> set[str]:
+    """Names of the arguments that an attention takes, those of its base classes included."""
+    found: set[str] = set()
+    for base in attention_class(name).__mro__:
+        parameters = inspect.signature(base.__init__).parameters  # type: ignore[misc]
+        found |= set(parameters)
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            break
+    return found - {"self", "dim", "num_heads", "others", "args", "kwargs"}

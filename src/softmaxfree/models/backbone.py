@@ -11,8 +11,7 @@ from timm.models import register_notrace_function, register_notrace_module
 from torch import Tensor, nn
 
 from ..layers.activations import TanhGELU
-from ..layers.attention import SoftmaxFreeAttention
-from ..layers.baselines import GaussianAttention, SoftmaxAttention
+from ..layers.multihead import MultiHeadAttention
 from ..layers.patches import PatchProjection
 from ..ops.checks import shape
 from ..ops.tracing import is_exporting
@@ -21,9 +20,7 @@ from .checkpoints import check_state_dict, checkpoint_filter_fn, resize_grid
 POOLS = ("token", "avg", "")
 """How tokens become one: the class token, the average of the others, not at all."""
 
-for module in (
-    SoftmaxFreeAttention, SoftmaxAttention, GaussianAttention, PatchProjection, TanhGELU,
-):  # fmt: skip
+for module in (MultiHeadAttention, PatchProjection, TanhGELU):
     register_notrace_module(module)  # torch.fx cannot follow their checks
 
 

@@ -7,7 +7,7 @@ Two families carry the name. The journal's table has the softmax-free attention 
 (`soft_tiny_fudan` to `softpp_huge_fudan`), and only for it are there checkpoints.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -76,15 +76,20 @@ class SoftmaxFreeTransformer(Backbone):
         ratios: Side of the window of tokens that becomes one bottleneck token, in each stage.
         tokens: In place of ratios: this many bottleneck tokens (a square number such as 49) in
             every stage and at every size, so that cost stays linear in the number of pixels.
-        attention: Of all stages: `soft`, `softpp`, `softmax` or `gaussian` (exact, quadratic).
+        attention: Of all stages, a name of `softmaxfree.layers.table`: `soft`, `softpp`, `softmax`,
+            `linformer`, `spatial_reduction`, `performer`, `nystromformer`, `reformer`,
+            `skyformer`, `gaussian`, or one that was registered.
+        attention_options: Options of that attention alone, such as `{"features": 64}`.
         stage4: The last stage's: `soft` for the same as in the others, `softmax`, `gaussian`.
-        tie_qk: Queries and keys share a projection; if not given, in all but softmax attention.
+        tie_qk: Queries and keys share a projection; if not given, as the attention has it.
         sampler: How bottleneck tokens are made: `conv`, `avg`, `random` or `biased`.
         inverse, iters, ridge: How the bottleneck matrix is inverted, see `softmaxfree.pinv`.
         pad: `replicate` or `drop`, what becomes of sides that a ratio does not divide.
         value_conv: Sizes (odd) of the convolutions of the values, one of each stage or one for
             all; 0 for none.
         overlap: Patch embeddings by overlapping convolutions; if not, PVT's.
+        pre_norm: Normalise the input of each branch in all stages, as PVT does; if not, in the
+            last one only, and residual sums in the others.
         stem_stride: Stride of the first patch embedding: 4, or 2 for small images.
         mlp_ratios: Width of the hidden layers, in units of the stage's.
         act_layer: Activation in the first three stages: `gelu`, or `gelu_tanh` as released.
@@ -106,6 +111,7 @@ class SoftmaxFreeTransformer(Backbone):
         ratios: Sequence[int] = (8, 4, 2, 1),
         tokens: int | None = None,
         attention: str = "softpp",
+        attention_options: Mapping[str, Any] | None = None,
         stage4: str = "soft",
         tie_qk: bool | None = None,
         sampler: str | None = None,
@@ -115,6 +121,7 @@ class SoftmaxFreeTransformer(Backbone):
         pad: str | None = None,
         value_conv: int | Sequence[int] = (9, 5, 3, 0),
         overlap: bool = True,
+        pre_norm: bool = False,
         stem_stride: int = 4,
         mlp_ratios: float | Sequence[float] = 4.0,
         act_layer: str = "gelu",
@@ -138,7 +145,7 @@ class SoftmaxFreeTransformer(Backbone):
             raise ValueError(f"stem_stride must be 4 or 2, got {stem_stride}")
         options = chosen_options(
             attention, tie_qk=tie_qk, sampler=sampler, tokens=tokens, inverse=inverse, iters=iters,
-            ridge=ridge, pad=pad,
+            ridge=ridge, pad=pad, **(attention_options or {}),
         )  # fmt: skip
 
         with torch.device(device or torch.get_default_device()):
@@ -155,7 +162,7 @@ class SoftmaxFreeTransformer(Backbone):
                     reduction *= stride
                 last = i == 3
                 act = nn.GELU if last else ACTIVATIONS[act_layer]
-                options["ratio"] = ratios[i] if tokens is None else _ratio(min(grid), tokens)
+                options["ratio"] = ratios[i] if tokens is None else window_ratio(min(grid), tokens)
                 blocks: list[nn.Module] = []
                 for _ in range(depths[i]):
                     layer = build_attention(
@@ -164,9 +171,10 @@ class SoftmaxFreeTransformer(Backbone):
                         num_heads[i],
                         value_conv=value_conv[i] or None,
                         prefix_tokens=int(last),
+                        max_size=grid,
                         **options,
                     )
-                    kind, eps = (PreNormBlock, 1e-6) if last else (PostNormBlock, 1e-5)
+                    kind, eps = (PreNormBlock, 1e-6) if last or pre_norm else (PostNormBlock, 1e-5)
                     blocks.append(kind(layer, dim, mlp_ratios[i], act, next(rates), eps))
                 embedding = conv_embedding if overlap else patch_embedding
                 embed = embedding(embed_dims[i - 1] if i else in_chans, dim, strides)
@@ -265,7 +273,7 @@ def _four(name: str, values: Any, least: float = 1) -> tuple[Any, ...]:
     return four
 
 
-def _ratio(side: int, tokens: int) -> int:
+def window_ratio(side: int, tokens: int) -> int:
     """The window that makes as many bottleneck tokens as asked for, or some more, to be pooled."""
     return max(1, int(side // max(tokens, 1) ** 0.5))
 

@@ -3,7 +3,7 @@
 The model of the paper's ablation of the pyramid, and of its figure of memory against tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,8 +33,9 @@ class SoftmaxFreeViT(Backbone):
         embed_dim, depth, num_heads: Width, number of blocks, heads.
         ratio: Side of the window of tokens that becomes one bottleneck token.
         tokens: In place of the ratio: this many bottleneck tokens (a square number) at all sizes.
-        attention: `soft`, `softpp`, `softmax` or `gaussian` (exact, quadratic).
-        tie_qk: Queries and keys share a projection; if not given, in all but softmax attention.
+        attention: A name of `softmaxfree.layers.table`, as of `SoftmaxFreeTransformer`.
+        attention_options: Options of that attention alone, such as `{"features": 64}`.
+        tie_qk: Queries and keys share a projection; if not given, as the attention has it.
         sampler: How bottleneck tokens are made: `conv`, `avg`, `random` or `biased`.
         inverse, iters, ridge: How the bottleneck matrix is inverted, see `softmaxfree.pinv`.
         pad: `replicate` or `drop`, what becomes of sides that the ratio does not divide.
@@ -57,6 +58,7 @@ class SoftmaxFreeViT(Backbone):
         ratio: int = 2,
         tokens: int | None = None,
         attention: str = "softpp",
+        attention_options: Mapping[str, Any] | None = None,
         tie_qk: bool | None = None,
         sampler: str | None = None,
         inverse: str | None = None,
@@ -77,7 +79,7 @@ class SoftmaxFreeViT(Backbone):
             )
         options = chosen_options(
             attention, tie_qk=tie_qk, sampler=sampler, tokens=tokens, inverse=inverse, iters=iters,
-            ridge=ridge, pad=pad,
+            ridge=ridge, pad=pad, **(attention_options or {}),
         )  # fmt: skip
         with torch.device(device or torch.get_default_device()):
             super().__init__(in_chans)
@@ -97,6 +99,7 @@ class SoftmaxFreeViT(Backbone):
                         ratio=ratio,
                         value_conv=value_conv or None,
                         prefix_tokens=1,
+                        max_size=grid,
                         **options,
                     ),
                     embed_dim,

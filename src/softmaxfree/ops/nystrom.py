@@ -127,7 +127,12 @@ class _Tiled(torch.autograd.Function):
             queries.prepare_forward(keep)
             if k is not None:
                 keys.prepare_forward(keep)
-            out = q.new_empty(*q.shape[:2], v.shape[-1])
+            # Values of all heads of a token may lie side by side in memory: so will the results.
+            out = (
+                torch.empty_like(v)
+                if v.shape[1] == q.shape[1]
+                else v.new_empty(*q.shape[:2], v.shape[-1])
+            )
             summary = q.new_zeros(*landmarks.shape[:2], v.shape[-1])  # P_k^T V
             for stack in stacks:
                 part = stack.of(summary)

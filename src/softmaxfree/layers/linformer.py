@@ -1,0 +1,82 @@
+"""Linformer: keys and values projected along the sequence. Wang et al., 2020, arXiv 2006.04768."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .multihead import MultiHeadAttention, dropped_to_zero
+from .samplers import Size
+
+
+class LinformerAttention(MultiHeadAttention):
+    """Softmax attention to a fixed number of learned mixtures of all keys.
+
+    The mixtures are learned for the tokens of one grid. A smaller grid, or a shorter sequence,
+    takes the upper left part of them; a larger one is refused.
+
+    Args:
+        dim, num_heads: Width of the tokens, and heads that divide it.
+        max_size: The largest grid, (N,) or (H, W).
+        ratio, tokens: How many mixtures: as many as SOFT has bottleneck tokens on that grid.
+        others: Of `MultiHeadAttention`.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 8,
+        *,
+        max_size: Sequence[int],
+        ratio: int = 8,
+        tokens: int | None = None,
+        tie_qk: bool = False,
+        **others: Any,
+    ) -> None:
+        super().__init__(dim, num_heads, tie_qk=tie_qk, **others)
+        if len(max_size) != self.ndim or min(max_size) < 1:
+            raise ValueError(
+                f"max_size must be {self.ndim} sides of 1 or more, got {tuple(max_size)}"
+            )
+        self.max_size = tuple(max_size)
+        places = self.prefix_tokens + math.prod(max_size)
+        mixtures = tokens or math.prod(-(-side // ratio) for side in max_size)
+        mixtures += self.prefix_tokens
+        self.mix_keys = nn.Parameter(torch.empty(mixtures, places))
+        self.mix_values = nn.Parameter(torch.empty(mixtures, places))
+        for weight in (self.mix_keys, self.mix_values):
+            nn.init.uniform_(weight, -(mixtures**-0.5), mixtures**-0.5)
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        size: Size,
+        context_size: Size,
+        mask: Tensor | None,
+        query_mask: Tensor | None,
+    ) -> Tensor:
+        k = self._mix(dropped_to_zero(k, mask), self.mix_keys, context_size)
+        v = self._mix(dropped_to_zero(v, mask), self.mix_values, context_size)
+        return F.scaled_dot_product_attention(q, k, v)
+
+    def _mix(self, tokens: Tensor, weight: Tensor, size: Size) -> Tensor:
+        """(B, heads, L, d) -> (B, heads, mixtures, d)."""
+        if any(side > largest for side, largest in zip(size, self.max_size)):
+            raise ValueError(
+                f"Linformer's projections are learned for at most {self.max_size} tokens, got "
+                f"{size}; build it with a larger max_size (img_size of a model)"
+            )
+        if size != self.max_size:
+            k = self.prefix_tokens
+            grid = weight[:, k:].unflatten(1, self.max_size)
+            for axis, side in enumerate(size, start=1):
+                grid = grid.narrow(axis, 0, side)
+            weight = torch.cat([weight[:, :k], grid.flatten(1)], 1)
+        # All heads in one product: (B, dim, L) (L, mixtures).
+        mixed = F.linear(tokens.transpose(1, 2).flatten(2).mT, weight)
+        return mixed.unflatten(1, (self.num_heads, self.head_dim)).mT

@@ -1,0 +1,92 @@
+"""Nyströmformer: softmax through averaged tokens. Xiong et al., 2021, arXiv 2102.03902."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..ops.precision import compute_dtype, tiny, without_autocast
+from .multihead import MultiHeadAttention, dropped_to_zero
+from .samplers import AvgSampler, Size, sample_grid
+
+
+class NystromformerAttention(MultiHeadAttention):
+    """Three small softmax matrices in place of a large one, the middle one inverted.
+
+    Landmarks are averages: of squares of an image, as in the SOFT paper, of segments of a
+    sequence, as in the method's own.
+
+    Args:
+        dim, num_heads: Width of the tokens, and heads that divide it.
+        ratio, tokens: How many landmarks, as in `SoftmaxFreeAttention`.
+        iters: Steps of the pseudo-inverse.
+        others: Of `MultiHeadAttention`.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 8,
+        *,
+        ratio: int = 8,
+        tokens: int | None = None,
+        iters: int = 6,
+        tie_qk: bool = False,
+        pad: str = "replicate",
+        **others: Any,
+    ) -> None:
+        super().__init__(dim, num_heads, tie_qk=tie_qk, **others)
+        if iters < 1:
+            raise ValueError(f"iters must be at least 1, got {iters}")
+        self.iters = iters
+        self.sampler = AvgSampler(self.head_dim, self.ndim, ratio, tokens, pad)
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        size: Size,
+        context_size: Size,
+        mask: Tensor | None,
+        query_mask: Tensor | None,
+    ) -> Tensor:
+        prefix = self.prefix_tokens
+        q_landmarks, q_kept = sample_grid(self.sampler, q, size, query_mask, prefix)
+        k_landmarks, k_kept = sample_grid(self.sampler, k, context_size, mask, prefix)
+        scale = self.head_dim**-0.5
+        with without_autocast(q):
+            to_landmarks = _softmax(q * scale, k_landmarks, None, k_kept)  # (B, heads, N, m)
+            middle = _softmax(q_landmarks * scale, k_landmarks, q_kept, k_kept)
+            from_landmarks = _softmax(q_landmarks * scale, dropped_to_zero(k, mask), q_kept, mask)
+            inverse = softmax_pinv(middle, self.iters)
+            values = dropped_to_zero(v, mask).to(from_landmarks.dtype)
+            return (to_landmarks @ (inverse @ (from_landmarks @ values))).to(v.dtype)
+
+
+def _softmax(x: Tensor, y: Tensor, x_kept: Tensor | None, y_kept: Tensor | None) -> Tensor:
+    """softmax(x y^T), (B, heads, n, m): 0 in rows and columns that the masks drop."""
+    dtype = compute_dtype(x, y)
+    scores = x.to(dtype) @ y.to(dtype).mT
+    if y_kept is not None:
+        scores = scores.masked_fill(~y_kept[:, None, None, :], -math.inf)
+    weights = scores.softmax(-1)
+    if y_kept is not None:  # where all are dropped, weights are NaN
+        weights = weights.masked_fill(~y_kept[:, None, None, :], 0)
+    return weights if x_kept is None else weights.masked_fill(~x_kept[:, None, :, None], 0)
+
+
+def softmax_pinv(a: Tensor, iters: int) -> Tensor:
+    """The pseudo-inverse of a (..., m, l), by steps of third order, Razavi et al.
+
+    The start is scaled by each matrix's own norms: the authors' code takes the largest of the
+    batch, with which a sample's result depends on its batch-mates.
+    """
+    norms = a.abs().sum(-1).amax(-1) * a.abs().sum(-2).amax(-1)
+    z = a.mT / norms.clamp(min=tiny(a.dtype))[..., None, None]
+    identity = torch.eye(a.shape[-2], dtype=a.dtype, device=a.device)
+    for _ in range(iters):
+        az = a @ z
+        z = z @ (13 * identity - az @ (15 * identity - az @ (7 * identity - az))) / 4
+    return z

@@ -1,0 +1,117 @@
+"""Performer: softmax's kernel by random features. Choromanski et al., 2020, arXiv 2009.14794."""
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..ops.precision import compute_dtype, without_autocast
+from .multihead import MultiHeadAttention, dropped_to_zero
+from .samplers import Size
+
+EPSILON = 1e-4
+"""Added to every feature, as in the authors' code: no query is without keys. With many features,
+the largest of which is 1, it makes attention more even than softmax is."""
+
+
+class PerformerAttention(MultiHeadAttention):
+    """FAVOR+: attention through positive orthogonal random features.
+
+    Args:
+        dim, num_heads: Width of the tokens, and heads that divide it.
+        features: How many; d log d of a head's width d if not given.
+        redraw: In training, features are drawn anew every so many steps on average; 0 for never.
+            Whether they are is drawn too, so that a repeated step repeats it.
+        others: Of `MultiHeadAttention`.
+    """
+
+    equivariant: ClassVar[bool] = True
+    projection: Tensor
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 8,
+        *,
+        features: int | None = None,
+        redraw: int = 1000,
+        tie_qk: bool = False,
+        **others: Any,
+    ) -> None:
+        super().__init__(dim, num_heads, tie_qk=tie_qk, **others)
+        if features is not None and features < 1:
+            raise ValueError(f"features must be at least 1, got {features}")
+        if redraw < 0:
+            raise ValueError(f"redraw must be 0 or more, got {redraw}")
+        self.redraw = redraw
+        self.features = features or max(1, int(self.head_dim * math.log(self.head_dim)))
+        self.register_buffer("projection", orthogonal_directions(self.features, self.head_dim))
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        size: Size,
+        context_size: Size,
+        mask: Tensor | None,
+        query_mask: Tensor | None,
+    ) -> Tensor:
+        if self.training and self.redraw and torch.rand(()) * self.redraw < 1:
+            self.projection = orthogonal_directions(self.features, self.head_dim).to(q)
+        return favor(q, k, v, self.projection, mask)
+
+
+def orthogonal_directions(count: int, width: int) -> Tensor:
+    """(count, width) rows as normal vectors are, but orthogonal in blocks of `width` rows."""
+    q, r = torch.linalg.qr(torch.randn(-(-count // width), width, width))
+    q = q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)  # else some directions are likelier
+    directions = q.mT.flatten(0, 1)[:count]
+    return directions * torch.randn(count, width).norm(dim=-1, keepdim=True)
+
+
+def favor(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    projection: Tensor,
+    mask: Tensor | None,
+    epsilon: float = EPSILON,
+) -> Tensor:
+    """phi(q) (phi(k)^T v), each row divided by phi(q) phi(k)^T 1.
+
+    q is (B, heads, N, d), k and v are (B, heads, L, d), projection is (features, d).
+    """
+    dtype = compute_dtype(q, k, v)
+    directions = projection.to(dtype)
+    with without_autocast(q):
+        queries = _features(q.to(dtype), directions, (-1,), None, epsilon)
+        keys = _features(dropped_to_zero(k.to(dtype), mask), directions, (-2, -1), mask, epsilon)
+        context = keys.mT @ dropped_to_zero(v.to(dtype), mask)
+        total = queries @ keys.sum(-2).unsqueeze(-1)
+        return (queries @ context / total.clamp(min=torch.finfo(dtype).tiny)).to(v.dtype)
+
+
+def _features(
+    x: Tensor,
+    directions: Tensor,
+    together: tuple[int, ...],
+    mask: Tensor | None,
+    epsilon: float,
+) -> Tensor:
+    """exp(w x - |x|^2 / 2), but for a factor: that of all along the axes `together`.
+
+    With a mask (B, L) what it drops is 0, and the factor is that of the others. It would cancel
+    but for the epsilon, so that gradients go through it.
+    """
+    x = x * x.shape[-1] ** -0.25
+    exponents = x @ directions.T
+    measured = exponents
+    if mask is not None:
+        dropped = ~mask[:, None, :, None]
+        measured = exponents.masked_fill(dropped, torch.finfo(x.dtype).min)
+    largest = measured.amax(together, keepdim=True)
+    half_norms = x.square().sum(-1, keepdim=True) / 2
+    features = torch.exp(exponents - half_norms - largest) + epsilon
+    return features if mask is None else features.masked_fill(dropped, 0)

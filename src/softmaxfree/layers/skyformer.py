@@ -1,0 +1,105 @@
+"""Skyformer: the Gaussian kernel, Nyström's method. Chen et al., 2021, arXiv 2111.00035.
+
+The nearest relative of SOFT: bottleneck tokens are drawn from queries and keys instead of
+learned, these have projections of their own, and nothing is normalised.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..ops.attention import landmark_attention
+from ..ops.kernel import token_scale
+from .multihead import MultiHeadAttention
+from .samplers import RandomSampler, Sample, Size, join, pick
+
+
+class SkyformerAttention(MultiHeadAttention):
+    """Gaussian attention through a random subset of queries and keys.
+
+    The subset is drawn anew at every training step and fixed in evaluation. The inverse is the
+    one that the authors' iteration converges to.
+
+    Args:
+        dim, num_heads: Width of the tokens, and heads that divide it.
+        ratio, tokens: How many are drawn of queries and keys together: as many as SOFT has
+            bottleneck tokens on the queries' grid.
+        ridge: Added to the diagonal of the matrix that is inverted.
+        others: Of `MultiHeadAttention`.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 8,
+        *,
+        ratio: int = 8,
+        tokens: int | None = None,
+        ridge: float = 1e-2,
+        tie_qk: bool = False,
+        pad: str = "replicate",
+        **others: Any,
+    ) -> None:
+        super().__init__(dim, num_heads, tie_qk=tie_qk, **others)
+        if ridge <= 0:
+            raise ValueError(f"ridge must be greater than 0, got {ridge}")
+        self.ridge = ridge
+        self.sampler = RandomSampler(self.head_dim, self.ndim, ratio, tokens, pad)
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        size: Size,
+        context_size: Size,
+        mask: Tensor | None,
+        query_mask: Tensor | None,
+    ) -> Tensor:
+        landmarks, landmark_mask = self.draw(q, k, size, context_size, mask, query_mask)
+        return landmark_attention(
+            q,
+            k,
+            v,
+            landmarks,
+            token_scale(self.head_dim),
+            normalize=False,
+            ridge=self.ridge,
+            mask=None if mask is None else mask.unsqueeze(1),
+            landmark_mask=None if landmark_mask is None else landmark_mask.unsqueeze(1),
+        )
+
+    def draw(
+        self,
+        q: Tensor,
+        k: Tensor,
+        size: Size,
+        context_size: Size,
+        mask: Tensor | None,
+        query_mask: Tensor | None,
+    ) -> Sample:
+        """Some of the queries and of the keys, and all of their prefixes."""
+        q_prefix, q_grid = self._split(q, query_mask)
+        k_prefix, k_grid = self._split(k, mask)
+        tokens, kept = join(q_grid, k_grid)
+        landmarks = pick(
+            tokens,
+            torch.cat([self._order(size, q.device), 1 - self._order(context_size, q.device)]),
+            self.sampler.count(size),
+            self.sampler.kept_count(size, q_grid[1]),
+            kept,
+        )
+        return join(join(q_prefix, k_prefix), landmarks) if self.prefix_tokens else landmarks
+
+    def _split(self, tokens: Tensor, mask: Tensor | None) -> tuple[Sample, Sample]:
+        """The prefix and the grid."""
+        k = self.prefix_tokens
+        if mask is None:
+            return (tokens[..., :k, :], None), (tokens[..., k:, :], None)
+        return (tokens[..., :k, :], mask[:, :k]), (tokens[..., k:, :], mask[:, k:])
+
+    def _order(self, size: Size, device: torch.device) -> Tensor:
+        """(N,), between 0 and 1. In evaluation it is fixed: keys take the reverse of queries."""
+        order = self.sampler.order(size, device)
+        return order if self.training else order / 2**24

@@ -1,0 +1,103 @@
+"""What a model costs: parameters, multiply-adds, memory that training keeps."""
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from ..layers.attention import SoftmaxFreeAttention
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one image."""
+
+    parameters: int
+    multiply_adds: float
+    inverse: float
+    """Those of the inverses, which the paper leaves out of its figures."""
+
+
+def cost(model: nn.Module, *shape: int) -> Cost:
+    """Counts what a forward pass of one image (channels, height, width) takes."""
+    inverse = 0.0
+
+    def count(attention: SoftmaxFreeAttention, _: Any, landmarks: Tensor) -> None:
+        nonlocal inverse
+        stack, m = landmarks.shape[0] * landmarks.shape[1], landmarks.shape[2]
+        inverse += stack * inverse_products(attention, m) * m**3
+
+    hooks = [
+        module.landmark_norm.register_forward_hook(
+            lambda _, inputs, landmarks, attention=module: count(attention, inputs, landmarks)
+        )
+        for module in model.modules()
+        if isinstance(module, SoftmaxFreeAttention)
+    ]
+    training = model.training
+    try:
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            model.eval()(_images(model, 1, *shape))
+    finally:
+        model.train(training)
+        for hook in hooks:
+            hook.remove()
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return Cost(parameters, counter.get_total_flops() / 2, inverse)
+
+
+def inverse_products(attention: SoftmaxFreeAttention, m: int) -> float:
+    """What an inverse costs on a CPU, in products of m x m matrices."""
+    if attention.inverse in ("auto", "cholesky"):
+        # A factor, a sixth of a product, and the inverse of it, a third; or solving instead.
+        return 1 / 2 if m <= 128 else 1 / 6
+    if attention.inverse == "exact":
+        return 9 / 2 + 1
+    return 2 * attention.iters + (attention.inverse == "backtrack")
+
+
+def image_bytes(model: nn.Module, *shape: int, autocast: torch.dtype | None = None) -> int:
+    """What each image adds to the memory kept for the backward pass.
+
+    A third image beside two: a single one has fewer copies, as its memory is in several orders
+    at once.
+    """
+    return kept_bytes(model, 3, *shape, autocast=autocast) - kept_bytes(
+        model, 2, *shape, autocast=autocast
+    )
+
+
+def kept_bytes(model: nn.Module, *shape: int, autocast: torch.dtype | None = None) -> int:
+    """Memory that training keeps of images (B, channels, height, width) for the backward pass.
+
+    Every storage counts once; parameters and buffers, which are there anyway, do not.
+    """
+    own = {x.untyped_storage().data_ptr() for x in (*model.parameters(), *model.buffers())}
+    kept: dict[int, int] = {}
+
+    def count(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    images = _images(model, *shape)
+    precision = torch.autocast(images.device.type, dtype=autocast) if autocast else nullcontext()
+    training = model.training
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor), precision:
+            # Named, so that its graph stays: memory freed could be that of two storages in turn.
+            logits = model.train()(images)
+    finally:
+        model.train(training)
+    del logits
+    return sum(kept.values())
+
+
+def _images(model: nn.Module, *shape: int) -> Tensor:
+    """Black ones, where the weights are and as these are."""
+    weight = next(model.parameters())
+    return torch.zeros(shape, device=weight.device, dtype=weight.dtype)

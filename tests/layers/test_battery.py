@@ -1,0 +1,88 @@
+"""Every attention of the table passes one battery, and so can a user's own."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from softmaxfree import MultiHeadAttention, register_attention
+from softmaxfree.layers.table import ATTENTIONS
+from softmaxfree.testing import AttentionBattery
+
+for _name in [*ATTENTIONS, "gaussian_plain"]:
+    _of = _name.removesuffix("_plain")
+    _options = {"normalize": False} if _name.endswith("_plain") else {"bucket": 8}
+    _members = {"name": _of, "options": _options}
+    globals()[f"Test_{_name}"] = type(f"Test_{_name}", (AttentionBattery,), _members)
+
+
+@pytest.fixture
+def table() -> Iterator[None]:
+    before = dict(ATTENTIONS)
+    yield
+    ATTENTIONS.clear()
+    ATTENTIONS.update(before)
+
+
+class Mean(MultiHeadAttention):
+    """Every query attends to all keys alike."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *layout: object) -> Tensor:
+        mask = layout[2]
+        if mask is None:
+            return v.mean(-2, keepdim=True).expand_as(q)
+        kept = v.masked_fill(~mask[:, None, :, None], 0).sum(-2, keepdim=True)
+        return (kept / mask.sum(-1).clamp(min=1)[:, None, None, None]).expand_as(q)
+
+
+@pytest.mark.usefixtures("table")
+def test_an_attention_of_ones_own_works_everywhere() -> None:
+    import timm
+
+    register_attention("mean", tie_qk=False)(Mean)
+    model = timm.create_model("softpp_nano", attention="mean", num_classes=3)
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 3)
+    assert all(
+        isinstance(block.attention, Mean) and block.attention.k is not None
+        for stage in model.stages
+        for block in stage.blocks
+    )
+    battery = type("Battery", (AttentionBattery,), {"name": "mean"})()
+    battery.test_padding_changes_nothing()
+    battery.test_context()
+
+
+@pytest.mark.usefixtures("table")
+def test_the_battery_finds_what_is_wrong() -> None:
+    class Forgetful(Mean):
+        def attend(self, q: Tensor, k: Tensor, v: Tensor, *layout: object) -> Tensor:
+            return v.mean(-2, keepdim=True).expand_as(q)
+
+    class BatchWide(Mean):
+        def attend(self, q: Tensor, k: Tensor, v: Tensor, *layout: object) -> Tensor:
+            return super().attend(q, k, v, *layout) / q.abs().max()
+
+    class Quadratic(Mean):
+        def attend(self, q: Tensor, k: Tensor, v: Tensor, *layout: object) -> Tensor:
+            return (q @ k.mT) @ v
+
+    for name, attention, check in (
+        ("forgetful", Forgetful, "test_padding_changes_nothing"),
+        ("batch_wide", BatchWide, "test_batch_mates_change_nothing"),
+        ("quadratic", Quadratic, "test_cost_grows_as_declared"),
+    ):
+        register_attention(name)(attention)
+        battery = type("Battery", (AttentionBattery,), {"name": name})()
+        with pytest.raises(AssertionError):
+            getattr(battery, check)()
+
+
+def test_bad_registrations_are_refused() -> None:
+    with pytest.raises(ValueError, match="there is an attention 'softpp' already"):
+        register_attention("softpp")
+    with pytest.raises(ValueError, match="must be a word of letters and _, got 'my attention'"):
+        register_attention("my attention")
+    with pytest.raises(ValueError, match="must be a subclass of MultiHeadAttention"):
+        register_attention("mine")(torch.nn.Linear)  # type: ignore[type-var]
+    assert "mine" not in ATTENTIONS
