@@ -1,6 +1,7 @@
 """`softmaxfree bench attention`: attentions alone, in time and in memory."""
 
-from dataclasses import asdict, dataclass
+import math
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from tqdm import tqdm
 
 from ..environment import command_line
 from ..layers.table import ATTENTIONS
-from .contestants import CPU, OPERATIONS, PACKAGES, POOLED, Case, Setting, find, verify
+from .contestants import CPU, OPERATIONS, PACKAGES, VARIANTS, Case, Setting, find, verify
 from .measure import (
     exponent,
     in_fresh_process,
@@ -37,16 +38,19 @@ class Preset:
     memory: bool = True
     seconds: float = 10.0
     """For one contestant at one case."""
+    longest: float = math.inf
+    """Seconds of a call: one that is expected to take longer is not run, and said so."""
 
 
 PRESETS = {
     "paper": Preset(
         "every attention and its packages as a layer, d = 384, 12 heads, m = 49, n = 784 p",
         [Case(1, 12, 784 * p) for p in range(1, 9)],
-        [*ATTENTIONS, POOLED, *PACKAGES],
-        repeats=5,
+        [*ATTENTIONS, *VARIANTS, *PACKAGES],
+        repeats=3,
         memory=False,
-        seconds=1.0,
+        seconds=0.5,
+        longest=8.0,
     ),
     "core": Preset(
         "SOFT++ against the released formula and softmax, where models use it",
@@ -120,6 +124,8 @@ class _Measure:
     modules: list[str]
     memory: bool
     setting: Setting
+    slowest: dict[tuple[str, str], tuple[int, float]] = field(default_factory=dict)
+    """By name and kind: tokens and seconds of the last call."""
 
     def __call__(self, case: Case) -> list[dict[str, Any]]:
         rows = {name: {**asdict(case), "contestant": name} for name in self.names}
@@ -134,6 +140,11 @@ class _Measure:
             needs = find(name).needs(case, kind == "training")
             if needs > memory_limit():
                 row[f"{kind}_note"] = f"not run: needs {needs / 2**30:.1f} GiB"
+                continue
+            n, seconds = self.slowest.get((name, kind), (case.n, 0.0))
+            expected = seconds * (case.n / n) ** 2
+            if expected > self.plan.longest:
+                row[f"{kind}_note"] = f"not run: a call would take about {expected:.0f} s"
                 continue
             if self.memory:
                 row[f"{kind}_bytes"] = in_fresh_process(
@@ -155,6 +166,7 @@ class _Measure:
         )
         rate = operations / timings.pop("").best
         for name, timing in timings.items():
+            self.slowest[name, kind] = (case.n, timing.best)
             rows[name][f"{kind}_s"] = timing.best
             rows[name][f"{kind}_median_s"] = timing.median
             rows[name]["products_s"] = case.products() / rate
@@ -230,8 +242,8 @@ def over_n(content: dict[str, Any], markdown: bool = False) -> str:
         for kind in ("forward", "training"):
             if f"{kind}_note" in row:
                 title = content["titles"][row["contestant"]]
-                notes.setdefault(f"{title}, {kind}: {row[f'{kind}_note']}", str(row["n"]))
-    parts += [f"{note} (from n = {n})" for note, n in notes.items()]
+                notes.setdefault(f"{title}, {kind}, n = {row['n']}", row[f"{kind}_note"])
+    parts += [f"{what}: {note}" for what, note in notes.items()]
     return "\n".join(parts).rstrip()
 
 

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..layers.softmax import SoftmaxAttention
 from ..layers.table import ATTENTIONS, build_attention
 from ..ops import softmax_free_attention
 from ..testing import AttentionBattery
@@ -101,8 +102,10 @@ class Contestant:
     matrices: tuple[int, int] = (0, 0)
 
     def needs(self, case: Case, training: bool) -> int:
-        """Bytes of these matrices in float32, for the layers of a case."""
-        matrices = self.matrices[1] * case.layers if training else self.matrices[0]
+        """Bytes of these matrices in float32; training keeps one of every layer of a case."""
+        if self.matrices == (0, 0):
+            return 0
+        matrices = self.matrices[1] + case.layers - 1 if training else self.matrices[0]
         return 4 * matrices * case.batch * case.heads * case.n**2
 
 
@@ -267,6 +270,31 @@ def _battery_error(name: str) -> float:
     return 0.0
 
 
+class PlainSoftmax(SoftmaxAttention):
+    """Softmax attention that forms its matrix, as the paper's Transformer does."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *layout: Any) -> Tensor:
+        return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
+
+
+def plain_transformer() -> Contestant:
+    def build(case: Case) -> nn.Module:
+        return PlainSoftmax(case.dim, case.heads, ndim=1, tie_qk=False)
+
+    def ready(case: Case, setting: Setting) -> Ready:
+        return _layers(case, setting, lambda: build(case))
+
+    def error() -> float:
+        torch.manual_seed(0)
+        layer = build(Case(1, 2, 32, d=8)).double()
+        fused = SoftmaxAttention(16, 2, ndim=1, tie_qk=False).double()
+        fused.load_state_dict(layer.state_dict())
+        x = torch.randn(1, 32, 16, dtype=torch.float64)
+        return claims.relative_error(layer(x), fused(x))
+
+    return Contestant("Transformer, plain", ready, error, matrices=(2, 3))
+
+
 def pooled_reduction() -> Contestant:
     """Spatial reduction in PVTv2's linear form: of averages, whose projections cost little."""
 
@@ -329,7 +357,12 @@ def _reformer(reformer_pytorch: Any, case: Case) -> nn.Module:
     )
 
 
-POOLED = "spatial_reduction_pooled"
+VARIANTS: dict[str, Contestant] = {
+    "softmax_plain": plain_transformer(),
+    "spatial_reduction_pooled": pooled_reduction(),
+}
+"""Layers of the table in another form."""
+
 PACKAGES: dict[str, Contestant] = {
     "linformer_package": package("linformer, package", "linformer", _linformer, "linformer"),
     "nystrom_attention": package(
@@ -350,10 +383,10 @@ def find(name: str) -> Contestant:
         return OPERATIONS[name]
     if name in ATTENTIONS:
         return own_layer(name)
-    if name == POOLED:
-        return pooled_reduction()
+    if name in VARIANTS:
+        return VARIANTS[name]
     if name not in PACKAGES:
-        known = ", ".join([*ATTENTIONS, POOLED, *PACKAGES, *OPERATIONS])
+        known = ", ".join([*ATTENTIONS, *VARIANTS, *PACKAGES, *OPERATIONS])
         raise ValueError(f"unknown contestant {name!r}; choose among {known}")
     contestant = PACKAGES[name]
     try:

@@ -32,31 +32,40 @@ def time_interleaved(
     """Times every contestant in turns, `repeats` of them, so that all meet the same machine.
 
     A turn is some calls to warm up and as many that are measured: five each, fewer for a slow
-    contestant. One that has used up its seconds has no further turns. On a GPU a call ends when
-    all that it has started is done.
+    contestant, and of one that takes over a second the first call is measured too. One that has
+    used up its seconds has no further turns. On a GPU a call ends when all that it has started is
+    done.
     """
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+
+    def timed(call: Callable[[], object]) -> float:
+        before = perf_counter()
+        call()
+        wait()
+        return perf_counter() - before
+
     measured: dict[str, list[float]] = {name: [] for name in contestants}
     spent = dict.fromkeys(contestants, 0.0)
     for _ in range(repeats):
         for name, call in contestants.items():
             if spent[name] > seconds:
                 continue
-            start = perf_counter()
-            calls = 5
-            while calls and not (measured[name] and measured[name][-1] > 1.0):
-                call()
-                wait()
-                calls = min(calls - 1, int(0.05 / (perf_counter() - start)))
+            taken, calls = 0.0, 5
+            while calls:
+                last = timed(call)
+                taken += last
+                calls = min(calls - 1, int(0.05 / taken))
+            if last > 1:
+                measured[name].append(last)
+                spent[name] += taken
+                continue
+            turn = 0.0
             for _ in range(5):
-                before = perf_counter()
-                call()
-                wait()
-                after = perf_counter()
-                measured[name].append(after - before)
-                if after - start > 0.1:
+                measured[name].append(timed(call))
+                turn += measured[name][-1]
+                if taken + turn > 0.1:
                     break
-            spent[name] += after - start
+            spent[name] += taken + turn
     return {name: Timing(min(times), statistics.median(times)) for name, times in measured.items()}
 
 

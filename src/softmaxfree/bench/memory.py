@@ -10,7 +10,7 @@ from tqdm import tqdm
 from ..environment import command_line
 from ..layers.table import ATTENTIONS
 from .attention import memory_of_one_point
-from .contestants import CPU, PACKAGES, Case, Setting, find, verify
+from .contestants import CPU, PACKAGES, VARIANTS, Case, Setting, find, verify
 from .measure import exponent, in_fresh_process, memory_limit
 from .modules import import_modules
 from .results import comparison, provenance, result, table, write
@@ -33,7 +33,7 @@ def run(
     import_modules(modules or [])
     if threads is not None:
         torch.set_num_threads(threads)
-    names = contestants or [*ATTENTIONS, *PACKAGES]
+    names = contestants or [*ATTENTIONS, *VARIANTS, *PACKAGES]
     verify(names)
     rows = []
     work = [(name, case) for name in names for case in CASES]
@@ -93,14 +93,13 @@ def report(content: dict[str, Any], markdown: bool = False) -> str:
                 "" if growth is None else f"{growth:.2f}",
             ]
         )
-    notes: dict[str, int] = {}
-    for row in rows:
-        if "training_note" in row:
-            title = content["titles"][row["contestant"]]
-            notes.setdefault(f"{title}: {row['training_note']}", row["n"])
+    notes = [
+        f"{content['titles'][row['contestant']]}, n = {row['n']}: {row['training_note']}"
+        for row in rows
+        if "training_note" in row
+    ]
     text = table(["MB at n =", *map(str, sizes), "~ n^"], lines, 1, markdown)
-    said = [f"{note} (from n = {n})" for note, n in notes.items()]
-    return "\n".join([text, *(["", *said] if said else [])])
+    return "\n".join([text, *(["", *notes] if notes else [])])
 
 
 def markdown(content: dict[str, Any]) -> str:

@@ -26,6 +26,7 @@ COLORS = {
     "softpp": "#0b6e4f",
     "soft": "#54b48c",
     "softmax": "#3d5a80",
+    "softmax_plain": "#1d2d44",
     "linformer": "#c8553d",
     "spatial_reduction": "#8d6a9f",
     "spatial_reduction_pooled": "#c3a6d1",

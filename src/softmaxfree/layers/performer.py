@@ -111,7 +111,10 @@ def _features(
     if mask is not None:
         dropped = ~mask[:, None, :, None]
         measured = exponents.masked_fill(dropped, torch.finfo(x.dtype).min)
-    largest = measured.amax(together, keepdim=True)
+    # Found first and then gathered, so that training keeps places instead of all exponents.
+    places = measured.detach().flatten(-len(together)).argmax(-1, keepdim=True)
+    largest = measured.flatten(-len(together)).gather(-1, places)
+    largest = largest.view(*largest.shape, *[1] * (len(together) - 1))
     half_norms = x.square().sum(-1, keepdim=True) / 2
     features = torch.exp(exponents - half_norms - largest) + epsilon
     return features if mask is None else features.masked_fill(dropped, 0)
