@@ -1,40 +1,43 @@
 """The measurements: right contestants, whole files, honest notes; no assertion on time."""
 
+import csv
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import timm
 import torch
 
-from softmaxfree.bench import attention, contestants, models
-from softmaxfree.bench.attention import Case, Preset, run
+from softmaxfree.bench import attention, claims, contestants, memory, models, steps
+from softmaxfree.bench.attention import Preset, run
+from softmaxfree.bench.contestants import CPU, OPERATIONS, PACKAGES, VARIANTS, Case
 from softmaxfree.bench.measure import exponent, in_fresh_process, time_interleaved
-from softmaxfree.bench.results import table
+from softmaxfree.bench.paper import complexity
+from softmaxfree.bench.results import compare, comparison, read, result, table
 from softmaxfree.files import write_atomically
+from softmaxfree.layers.table import ATTENTIONS
 from softmaxfree.models.cost import cost
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     preset = Preset(
-        "small", [Case(1, 2, n) for n in (3136, 6272)], list(contestants.CONTESTANTS), repeats=1
+        "small", [Case(1, 2, n) for n in (3136, 6272)], list(OPERATIONS), repeats=1, memory=False
     )
     monkeypatch.setitem(attention.PRESETS, "small", preset)
-    monkeypatch.setattr(attention, "MEMORY_LIMIT", 500e6)
+    monkeypatch.setattr(attention, "memory_limit", lambda: 500e6)
 
 
 @pytest.mark.usefixtures("small")
-def test_a_run_writes_table_json_and_picture(
+def test_a_run_writes_table_json_csv_and_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run("small", threads=None, out=tmp_path, memory=False)
+    run("small", threads=None, out=tmp_path)
     content = json.loads((tmp_path / "attention-small.json").read_text())
     assert {
         "schema_version",
@@ -43,27 +46,93 @@ def test_a_run_writes_table_json_and_picture(
         "hardware",
         "versions",
         "threads",
+        "device",
+        "dtype",
         "rows",
     } <= set(content)
     assert content["versions"]["torch"] == torch.__version__
     assert len(content["rows"]) == 10
     assert (tmp_path / "attention-small.png").read_bytes().startswith(b"\x89PNG")
     assert "| 1, 2, 3,136     | SOFT++ " in (tmp_path / "attention-small.md").read_text()
+    with (tmp_path / "attention-small.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == 10
+    assert float(lines[0]["forward_s"]) == content["rows"][0]["forward_s"]
     printed = capsys.readouterr().out
     lines = [line for line in printed.splitlines() if not line.startswith("written: ")]
     assert max(map(len, lines)) <= 100
     # 6272^2 pairs, two heads, 8 bytes each, are over the limit: said, not dropped.
     assert "not run: needs 0.6 GiB" in printed
-    notes = [row for row in content["rows"] if "note" in row]
-    assert [(row["contestant"], row["n"]) for row in notes] == [("softmax", 6272)]
+    notes = {(row["contestant"], row["n"]) for row in content["rows"] if "forward_note" in row}
+    assert notes == {("op_softmax", 6272)}
 
 
 def test_contestants_are_checked_before_they_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    contestants.verify()
-    wrong = contestants.Contestant(lambda q, v, landmarks: 1.001 * v, "a cheat")
-    monkeypatch.setitem(contestants.CONTESTANTS, "softpp", wrong)
+    """Every attention of the table, every package, every form of the operation."""
+    names = [*contestants.layer_names(), *VARIANTS, *PACKAGES, *OPERATIONS]
+    contestants.verify(names)
+    wrong = contestants.operation("a cheat", lambda q, v, landmarks: 1.001 * v, contestants.softpp)
+    monkeypatch.setitem(contestants.OPERATIONS, "op_softpp", wrong)
     with pytest.raises(RuntimeError, match="a cheat does not compute what it should"):
-        contestants.verify()
+        contestants.verify(["op_sdpa", "op_softpp"])
+    # The released formula takes one step size for the whole batch.
+    with pytest.raises(RuntimeError, match="released does not keep what attentions must"):
+        contestants.verify([contestants.RELEASED])
+
+
+def test_unknown_and_missing_contestants_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="unknown contestant 'nope'; choose among soft, softpp"):
+        contestants.find("nope")
+    monkeypatch.setitem(sys.modules, "linformer", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'softmaxfree\[peers\]'"):
+        contestants.find("linformer_package")
+
+
+def test_layers_and_packages_over_n(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A user's own attention among them, memory of several, one that would take too long."""
+    (tmp_path / "own.py").write_text(
+        "from softmaxfree import register_attention\n"
+        "from softmaxfree.layers.performer import PerformerAttention\n"
+        "register_attention('own_attention', features=8)(PerformerAttention)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    names = ["softpp", "own_attention", "gaussian", "reformer", "nystrom_attention"]
+    preset = Preset("layers", [Case(1, 2, n) for n in (98, 196)], names, 1, longest=1e-9)
+    monkeypatch.setitem(attention.PRESETS, "layers", preset)
+    try:
+        content = run("layers", None, tmp_path, modules=["own"])
+        again = run(
+            "layers", None, tmp_path, modules=["own"], against=tmp_path / "attention-layers.json"
+        )
+    finally:
+        ATTENTIONS.pop("own_attention", None)
+    assert [row["contestant"] for row in content["rows"]] == names * 2
+    first, second = content["rows"][:5], content["rows"][5:]
+    assert all(row["forward_s"] > 0 and row["training_bytes"] >= 0 for row in first)
+    assert all("not run: a call would take about" in row["forward_note"] for row in second)
+    printed = capsys.readouterr().out
+    assert "Reformer, training, n = 196: not run" in printed
+    assert f"Against {tmp_path}/attention-layers.json" in printed
+    assert len(again["rows"]) == 10
+
+
+def test_a_comparison_names_what_changed_and_what_is_missing(tmp_path: Path) -> None:
+    before = [{"name": "a", "forward_s": 2.0}, {"name": "gone", "forward_s": 1.0}]
+    now = [{"name": "a", "forward_s": 1.0}, {"name": "new", "forward_s": 3.0}]
+    changes = compare(now, before, ["name"])
+    assert [(c["name"], c["ratio"]) for c in changes] == [("a", 0.5), ("gone", None), ("new", None)]
+    path = tmp_path / "earlier.json"
+    path.write_text(json.dumps(result("x", before) | {"threads": -1}))
+    text = comparison(result("x", now), path, ["name"], ("forward_s",))
+    assert "Note: threads differ from the earlier run's." in text
+    path.write_text("[]")
+    with pytest.raises(ValueError, match="is not a result of this command"):
+        read(path)
+    path.write_bytes(b"\xff")
+    with pytest.raises(ValueError, match="is not a result in JSON"):
+        read(path)
 
 
 def test_contestants_take_turns() -> None:
@@ -88,9 +157,8 @@ def test_exponent() -> None:
 def test_memory_is_that_of_the_call() -> None:
     """Plain softmax forms two n x n matrices."""
     n = 4000
-    case = asdict(Case(1, 1, n))
-    arguments = {"case": case, "gradients": False, "threads": 1}
-    measured = in_fresh_process(attention.__name__, contestant="softmax", **arguments)
+    arguments = (Case(1, 1, n), "op_softmax", "forward", CPU, [], 1)
+    measured = in_fresh_process(attention.memory_of_one_point, *arguments)
     assert measured == pytest.approx(2 * 4 * n**2, rel=0.1)
 
 
@@ -100,13 +168,63 @@ def test_memory_grows_linearly_and_a_million_tokens_fit() -> None:
     sizes = [3136, 25_088, 200_704, 1_000_000]
     measured = [
         in_fresh_process(
-            attention.__name__, case=asdict(Case(1, 1, n)), contestant="softpp", gradients=True,
-            threads=1,
+            attention.memory_of_one_point, Case(1, 1, n), "op_softpp", "training", CPU, [], 1
         )
         for n in sizes
-    ]  # fmt: skip
+    ]
     assert exponent(sizes[:3], measured[:3]) <= 1.05
     assert measured[-1] < 4e9
+
+
+def test_a_process_that_runs_out_of_memory_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """60,000^2 pairs are 14 GB and more than half of most machines; if not, it is measured."""
+    answer = in_fresh_process(too_much)
+    assert answer is None
+    with pytest.raises(RuntimeError, match="measuring broken"):
+        in_fresh_process(broken)
+
+
+def too_much() -> int:
+    return torch.empty(2**44).numel()
+
+
+def broken() -> int:
+    raise KeyError("no such thing")
+
+
+def test_memory_of_twelve_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(memory, "CASES", [Case(1, 4, n, layers=3) for n in (1568, 3136)])
+    monkeypatch.setattr(memory, "memory_limit", lambda: 5 * 4 * 4 * 3136**2 - 1)
+    content = memory.run(1, tmp_path, ["softpp", "softmax_plain", "performer"])
+    found = content["exponents"]
+    assert found["softpp"] < 1.1
+    assert (tmp_path / "memory.png").exists()
+    plain = [row for row in content["rows"] if row["contestant"] == "softmax_plain"]
+    # One matrix a layer is kept, 4 heads of 4 bytes: the plain transformer's is quadratic.
+    assert plain[0]["training_bytes"] > 3 * 4 * 4 * 1568**2
+    assert "Transformer, plain, n = 3136: not run: needs" in capsys.readouterr().out
+
+
+def test_training_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(steps, "layer_names", lambda: ["softpp", "linformer"])
+        patch.setattr(steps, "BATCH", 4)
+        content = steps.run(None, tmp_path)
+    for row in content["rows"]:
+        assert row["losses"][-1] < row["losses"][0]
+        assert row["step_s"] > 0
+    assert "Linformer" in capsys.readouterr().out
+
+
+def test_the_papers_complexity_formula() -> None:
+    """What is measured is below it: the kernel is computed once, and P A^+ is not formed."""
+    for row in complexity():
+        assert row["auto"] < row["formula"]
+        assert row["newton"] > row["auto"]
+        if row["n"] >= 3136:
+            assert row["auto"] == pytest.approx(3 * row["n"] * row["m"] * row["d"], rel=0.15)
 
 
 def test_a_kill_leaves_whole_files(tmp_path: Path) -> None:
@@ -155,12 +273,16 @@ def test_models_against_a_peer(
     small = {"depths": (1, 1, 1, 1)}
     plan = models.Preset(
         "a test",
-        [
-            models.Contestant("peer", "softpp_nano", arguments=small | {"attention": "released"}),
-            models.Contestant("ours", "softpp_nano", "peer", small),
-            models.Contestant("NCHW", "softpp_nano", "peer", small, channels_last=False),
-        ],
-        (2, 3, 32, 32),
+        {
+            "": [
+                models.Contestant(
+                    "peer", "softpp_nano", arguments=small | {"attention": "released"}
+                ),
+                models.Contestant("ours", "softpp_nano", "peer", small),
+                models.Contestant("NCHW", "softpp_nano", "peer", small, channels_last=False),
+            ]
+        },
+        [(2, 3, 32, 32)],
         repeats=1,
         training=True,
     )
@@ -179,6 +301,49 @@ def test_models_against_a_peer(
     assert "| ours " in (tmp_path / "models-speed.md").read_text()
 
 
+def test_models_at_several_sizes_and_one_that_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = models.Preset(
+        "a test",
+        {
+            "": [
+                models.Contestant("ours", "softpp_nano"),
+                # Built for 32 pixels, whatever comes.
+                models.Contestant("fixed", "softpp_nano", arguments={"attention": "linformer"}),
+            ]
+        },
+        [(1, 3, 32, 32), (1, 3, 64, 64)],
+        repeats=1,
+        training=True,
+        memory="inference",
+        costs=True,
+    )
+    monkeypatch.setitem(models.PRESETS, "peers", plan)
+    threads = torch.get_num_threads()
+    try:
+        content = models.run("peers", 1, tmp_path)
+    finally:
+        torch.set_num_threads(threads)
+    rows = {(row["title"], row["side"]): row for row in content["rows"]}
+    assert "note" not in rows["ours", 64]
+    assert rows["ours", 64]["multiply_adds"] > 3 * rows["ours", 32]["multiply_adds"]
+    assert "learned for at most" in rows["fixed", 64]["note"]
+    assert "fixed at 64: cannot run: Linformer's projections" in capsys.readouterr().out
+
+
+def test_the_papers_setting_has_every_attention_and_its_ablations() -> None:
+    groups = models.PRESETS["paper"].groups
+    for title, contestants_of in groups.items():
+        if "softpp_tiny" in title and ":" not in title and "token" not in title:
+            names = {c.arguments.get("attention") for c in contestants_of} - {None}
+            assert not names or names >= set(claims.LAYERS)
+    assert len(groups) == 6
+    assert {c.title for c in groups["softpp_tiny_fudan, number of bottleneck tokens"]} == {
+        "36 tokens", "49 tokens", "64 tokens", "81 tokens"
+    }  # fmt: skip
+
+
 def test_the_released_formula_is_what_it_claims() -> None:
     """One image, one head: there the release's step size is that of `backtrack`."""
     arguments = {"depths": (1, 1, 1, 1), "num_heads": (1, 1, 1, 1), "dtype": torch.float64}
@@ -192,8 +357,10 @@ def test_the_released_formula_is_what_it_claims() -> None:
 @pytest.mark.slow
 def test_an_image_of_800_x_1333_pixels_fits_into_1500_mb() -> None:
     """Of a fresh process, its libraries included."""
+    _, contestant, _ = models.PRESETS["large"].groups[""]
+    assert contestant.title == "softpp_tiny_fudan, auto"
     taken = in_fresh_process(
-        "softmaxfree.bench.models", preset="large", title="softpp_tiny_fudan, auto", threads=1
+        models.memory_of_one, contestant, (1, 3, 800, 1333), "inference", [], 1, "cpu"
     )
     assert 3e8 < taken < 1.5e9
 

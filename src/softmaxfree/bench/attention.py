@@ -9,8 +9,17 @@ import torch
 from tqdm import tqdm
 
 from ..environment import command_line
-from ..layers.table import ATTENTIONS
-from .contestants import CPU, OPERATIONS, PACKAGES, VARIANTS, Case, Setting, find, verify
+from .contestants import (
+    CPU,
+    OPERATIONS,
+    PACKAGES,
+    VARIANTS,
+    Case,
+    Setting,
+    find,
+    layer_names,
+    verify,
+)
 from .measure import (
     exponent,
     in_fresh_process,
@@ -46,7 +55,7 @@ PRESETS = {
     "paper": Preset(
         "every attention and its packages as a layer, d = 384, 12 heads, m = 49, n = 784 p",
         [Case(1, 12, 784 * p) for p in range(1, 9)],
-        [*ATTENTIONS, *VARIANTS, *PACKAGES],
+        [],  # all of them
         repeats=3,
         memory=False,
         seconds=0.5,
@@ -89,7 +98,7 @@ def run(
 
     import_modules(modules or [])
     plan = PRESETS[preset]
-    names = contestants or plan.contestants
+    names = contestants or plan.contestants or [*layer_names(), *VARIANTS, *PACKAGES]
     if threads is not None:
         torch.set_num_threads(threads)
     verify(names)
@@ -202,10 +211,14 @@ QUANTITIES = {
 
 
 def report(content: dict[str, Any], markdown: bool = False) -> str:
-    """A line for each contestant and case; where that is too long, columns for the cases."""
-    if content["exponents"] and len(content["titles"]) > 4:
+    """A line for each contestant and case; of layers over n, columns for the cases."""
+    if len({(row["batch"], row["heads"]) for row in content["rows"]}) == 1 and _are_layers(content):
         return over_n(content, markdown)
     return by_case(content, markdown)
+
+
+def _are_layers(content: dict[str, Any]) -> bool:
+    return not set(content["titles"]) <= set(OPERATIONS)
 
 
 def over_n(content: dict[str, Any], markdown: bool = False) -> str:
@@ -298,12 +311,11 @@ def _case_key(row: dict[str, Any]) -> tuple[int, int, int]:
 
 
 def markdown(content: dict[str, Any]) -> str:
-    layers = not set(content["titles"]) <= set(OPERATIONS)
     what = (
         "Layers for sequences, projections included, with heads of width 32 and m = 49 bottleneck "
         "tokens or what corresponds to them: chunks of 49 tokens and 4 rounds for Reformer, 110 "
         "features for Performer. The packages are other people's, of the same names."
-        if layers
+        if _are_layers(content)
         else 'Operations without projections, m = 49 landmarks, d = 32. "x products" is SOFT++\'s '
         "time divided by that of its large matrix products alone (three forward, nine in all) at "
         "the rate of a 1024 x 1024 product in the same run."

@@ -377,6 +377,15 @@ PACKAGES: dict[str, Contestant] = {
 }
 
 
+RELEASED = "released"
+"""The name under which models know the released formula: measured by itself only."""
+
+
+def layer_names() -> list[str]:
+    """The attentions of the table, those that were registered included."""
+    return [name for name in ATTENTIONS if name != RELEASED]
+
+
 def find(name: str) -> Contestant:
     """A contestant by its name; refuses one that is not there, or that is not installed."""
     if name in OPERATIONS:
@@ -403,6 +412,12 @@ def verify(names: list[str]) -> None:
     """Every contestant computes what it claims, or nothing is measured."""
     for name in names:
         contestant = find(name)
-        error = contestant.error()
+        try:
+            error = contestant.error()
+        except AssertionError as failure:
+            raise RuntimeError(
+                f"{contestant.title} does not keep what attentions must: {failure}; "
+                "softmaxfree.testing.AttentionBattery has the tests"
+            ) from failure
         if not error <= contestant.tolerance:
             raise RuntimeError(f"{contestant.title} does not compute what it should: {error:.1e}")

@@ -8,9 +8,8 @@ import torch
 from tqdm import tqdm
 
 from ..environment import command_line
-from ..layers.table import ATTENTIONS
 from .attention import memory_of_one_point
-from .contestants import CPU, PACKAGES, VARIANTS, Case, Setting, find, verify
+from .contestants import CPU, PACKAGES, VARIANTS, Case, Setting, find, layer_names, verify
 from .measure import exponent, in_fresh_process, memory_limit
 from .modules import import_modules
 from .results import comparison, provenance, result, table, write
@@ -33,7 +32,7 @@ def run(
     import_modules(modules or [])
     if threads is not None:
         torch.set_num_threads(threads)
-    names = contestants or [*ATTENTIONS, *VARIANTS, *PACKAGES]
+    names = contestants or [*layer_names(), *VARIANTS, *PACKAGES]
     verify(names)
     rows = []
     work = [(name, case) for name in names for case in CASES]

@@ -1,7 +1,7 @@
 """`softmaxfree bench models`: backbones against their peers, in inference and in training."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,18 +14,18 @@ from tqdm import tqdm
 from ..environment import command_line
 from ..layers.attention import SoftmaxFreeAttention
 from ..layers.samplers import Size
-from ..layers.table import ATTENTIONS, register_attention
+from ..layers.table import register_attention
 from ..models.backbone import check_images
 from ..models.cost import cost
 from ..ops.kernel import token_scale
-from .contestants import TITLES, released
+from .contestants import RELEASED, TITLES, layer_names, released
 from .measure import in_fresh_process, largest_memory, time_interleaved
 from .modules import import_modules
 from .paper import COMPLEXITY, LENGTHS, LINEARISATION, SAMPLERS, complexity, complexity_table
 from .results import comparison, provenance, result, table, write
 
 
-@register_attention("released")
+@register_attention(RELEASED)
 class ReleasedAttention(SoftmaxFreeAttention):
     """SOFT++ by the released formula, operation by operation."""
 
@@ -95,7 +95,7 @@ class Preset:
 _SWIN, _PVT, _RELEASED = "Swin-T", "PVTv2-B1", "released formula"
 
 
-def _paper_groups() -> dict[str, list[Contestant]]:
+def paper_groups() -> dict[str, list[Contestant]]:
     """The paper's first setting: every attention in tiny, with and without the convolution."""
     groups: dict[str, list[Contestant]] = {}
     for model in ("softpp_tiny_fudan", "softpp_tiny"):
@@ -114,8 +114,7 @@ def _paper_groups() -> dict[str, list[Contestant]]:
                     sized=True,
                     paper=LINEARISATION.get(name, {}),
                 )
-                for name in ATTENTIONS
-                if name != "released"
+                for name in layer_names()
             ]
     tiny = "softpp_tiny_fudan"
     groups[f"{tiny}, number of bottleneck tokens"] = [
@@ -203,7 +202,7 @@ PRESETS = {
     ),
     "paper": Preset(
         "every attention in tiny at 224 x 224, batch 2, beside the paper's rows",
-        _paper_groups(),
+        paper_groups(),
         [(2, 3, 224, 224)],
         repeats=3,
         training=True,
@@ -233,11 +232,13 @@ def run(
     """Measures a preset; writes its JSON, CSV and Markdown; prints the table."""
     import_modules(modules or [])
     plan = PRESETS[preset]
+    if preset == "paper":  # attentions of one's own have a row too
+        plan = replace(plan, groups=paper_groups())
     torch.set_num_threads(threads)
     rows: list[dict[str, Any]] = []
     work = [(group, shape) for group in plan.groups for shape in plan.shapes]
     for group, shape in tqdm(work, desc=f"bench models, {preset}", leave=False):
-        rows += _measure(plan, preset, group, shape, threads, device)
+        rows += _measure(plan, group, shape, modules or [], threads, device)
     content = result(command_line(), rows, preset=preset, device=device)
     if preset == "paper":
         content["complexity"] = complexity()
@@ -253,9 +254,9 @@ def run(
 
 def _measure(
     plan: Preset,
-    preset: str,
     group: str,
     shape: tuple[int, int, int, int],
+    modules: list[str],
     threads: int,
     device: str,
 ) -> list[dict[str, Any]]:
@@ -283,7 +284,7 @@ def _measure(
         if plan.memory:
             key = f"{plan.memory}_bytes"
             row[key] = in_fresh_process(
-                memory_of_one, preset, group, contestant.title, shape, threads, device
+                memory_of_one, contestant, shape, plan.memory, modules, threads, device
             )
             if row[key] is None:
                 row["note"] = "out of memory"
@@ -436,13 +437,17 @@ ratios within one run carry over to other machines. A training step is forward, 
 
 
 def memory_of_one(
-    preset: str, group: str, title: str, shape: tuple[int, ...], threads: int, device: str
+    contestant: Contestant,
+    shape: tuple[int, ...],
+    kind: str,
+    modules: list[str],
+    threads: int,
+    device: str,
 ) -> int:
     """In a process of its own: the most that it ever takes, libraries and weights included."""
     torch.set_num_threads(threads)
-    plan = PRESETS[preset]
-    (contestant,) = [c for c in plan.groups[group] if c.title == title]
+    import_modules(modules)
     model = contestant.build(shape[2]).to(device)
-    step = _train if plan.memory == "training" else _infer
-    step(model.train(plan.memory == "training"), torch.randn(*shape, device=device))
+    step = _train if kind == "training" else _infer
+    step(model.train(kind == "training"), torch.randn(*shape, device=device))
     return torch.cuda.max_memory_allocated() if device == "cuda" else largest_memory()

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from ..environment import command_line
-from ..layers.table import ATTENTIONS
-from .contestants import TITLES
+from .contestants import TITLES, layer_names
 from .measure import time_interleaved
 from .modules import import_modules
 from .results import comparison, provenance, result, table, write
@@ -33,7 +32,7 @@ def run(
     labels = torch.randint(CLASSES, (BATCH,), generator=generator)
     rows: list[dict[str, Any]] = []
     calls: dict[str, Callable[[], object]] = {}
-    for name in tqdm(ATTENTIONS, desc="bench training, steps", unit="model", leave=False):
+    for name in tqdm(layer_names(), desc="bench training, steps", unit="model", leave=False):
         torch.manual_seed(0)
         model = timm.create_model(MODEL, attention=name, num_classes=CLASSES).train()
         step = partial(_step, model, create_optimizer_v2(model, "adamw", lr=1e-3), images, labels)
