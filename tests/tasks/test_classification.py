@@ -7,6 +7,7 @@ import timm
 import torch
 import torch.nn.functional as F
 
+from softmaxfree import SoftmaxFreeAttention
 from softmaxfree.data.counters import seed_step
 from softmaxfree.data.samples import Batch
 from softmaxfree.tasks import Classification
@@ -132,3 +133,20 @@ def test_another_attention_is_one_argument() -> None:
     names = {type(module).__name__ for module in task.model.modules()}
     assert "SoftmaxAttention" in names
     assert "SoftmaxFreeAttention" not in names
+
+
+@pytest.mark.parametrize("backbone", ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224"])
+def test_another_attention_in_timms_own_backbones(backbone: str) -> None:
+    """And the symmetric kernel of the paper's ablation."""
+    arguments = {"img_size": 64, "window_size": 4} if "swin" in backbone else {"img_size": 64}
+    images = torch.randn(1, 3, 64, 64)
+    plain, tied, replaced = (
+        build_model(backbone, 5, options=arguments, **chosen)
+        for chosen in ({}, {"tie_qk": True}, {"attention": "softpp"})
+    )
+    assert replaced(images).shape == tied(images).shape == (1, 5)
+    count, fewer = (sum(p.numel() for p in net.parameters()) for net in (plain, tied))
+    assert fewer < count
+    assert any(isinstance(module, SoftmaxFreeAttention) for module in replaced.modules())
+    with pytest.raises(ValueError, match="is for timm's VisionTransformer"):
+        build_model("resnet10t", 5, attention="softpp")

@@ -63,9 +63,9 @@ def test_every_recipe_says_command_hardware_duration_and_score(recipe: Path) -> 
 
 def test_recipes_of_the_paper_differ_only_in_the_model() -> None:
     recipes = [yaml.safe_load(path.read_text()) for path in (RECIPES / "imagenet").glob("*.yaml")]
-    assert len(recipes) == 18
+    assert len(recipes) == 23
     first = recipes[0]
-    own = {"backbone", "attention", "drop_path", "options"}
+    own = {"backbone", "attention", "tie_qk", "drop_path", "options"}
     for recipe in recipes:
         assert recipe["trainer"] == first["trainer"]
         assert recipe["data"] == first["data"]

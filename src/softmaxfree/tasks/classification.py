@@ -14,6 +14,8 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from ..data import ImageData
 from ..data.samples import NOTHING, Batch
+from ..models.replace import replace_attention
+from ..models.replace import tie_qk as make_tied
 from .task import Task
 from .warm_start import Teacher, distillation_loss, initialise
 
@@ -24,7 +26,10 @@ class Classification(Task):
     Args:
         backbone: Name of a model in timm, such as softpp_tiny.
         num_classes: As many as the data has.
-        attention: Another attention in the same backbone: soft, softpp, softmax, gaussian.
+        attention: Another attention in the same backbone: soft, softpp, softmax, linformer,
+            spatial_reduction, performer, nystromformer, reformer, skyformer, gaussian, or one that
+            was registered; also in timm's ViT, DeiT and Swin.
+        tie_qk: One projection for queries and keys: of ours, and of timm's ViT, DeiT and Swin.
         drop_path: Probability of leaving out a block, rising with depth.
         options: Further arguments of the backbone.
         init_from: A checkpoint whose weights are taken where names and shapes agree: of a run, to
@@ -46,6 +51,7 @@ class Classification(Task):
         backbone: str = "softpp_nano",
         num_classes: int = 10,
         attention: str | None = None,
+        tie_qk: bool | None = None,
         drop_path: float = 0.0,
         options: dict[str, Any] | None = None,
         init_from: str | None = None,
@@ -63,7 +69,7 @@ class Classification(Task):
         super().__init__(**task)
         self.save_hyperparameters()
         self.num_classes = num_classes
-        self.model = build_model(backbone, num_classes, attention, drop_path, options)
+        self.model = build_model(backbone, num_classes, attention, tie_qk, drop_path, options)
         self.init_from: str | None = init_from
         self.smoothing = smoothing
         self.mix = (
@@ -211,6 +217,7 @@ def build_model(
     backbone: str,
     num_classes: int,
     attention: str | None = None,
+    tie_qk: bool | None = None,
     drop_path: float = 0.0,
     options: dict[str, Any] | None = None,
 ) -> nn.Module:
@@ -219,12 +226,19 @@ def build_model(
         near = get_close_matches(backbone, timm.list_models(), n=3)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
         raise ValueError(f"timm has no model {backbone!r}{hint}")
-    chosen = {"attention": attention} if attention else {}
+    ours = timm.model_entrypoint(backbone).__module__.startswith("softmaxfree.")
+    chosen: dict[str, Any] = {"attention": attention, "tie_qk": tie_qk}
+    chosen = {name: value for name, value in chosen.items() if value is not None}
     model: nn.Module = timm.create_model(
         backbone,
         num_classes=num_classes,
         drop_path_rate=drop_path,
-        **chosen,
+        **(chosen if ours else {}),
         **(options or {}),
     )
+    if not ours and attention:
+        given = {} if tie_qk is None else {"tie_qk": tie_qk}
+        replace_attention(model, attention, measure=False, **given)
+    elif not ours and tie_qk:
+        make_tied(model)
     return model

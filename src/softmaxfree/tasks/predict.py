@@ -29,8 +29,8 @@ class Predictor:
                 f"{path} is no checkpoint of a classification run; "
                 "give the last.ckpt that `softmaxfree fit` writes"
             )
-        names = ("backbone", "num_classes", "attention", "options")
-        self.model: nn.Module = build_model(**{name: arguments[name] for name in names})
+        names = ("backbone", "num_classes", "attention", "tie_qk", "options")
+        self.model: nn.Module = build_model(**{name: arguments.get(name) for name in names})
         state = {
             name.removeprefix("model."): tensor for name, tensor in checkpoint["state_dict"].items()
         }
