@@ -60,6 +60,30 @@ def test_the_readmes_examples_run() -> None:
     ]  # fmt: skip
 
 
+def test_the_guide_to_attentions_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    from softmaxfree.layers.table import ATTENTIONS
+
+    guide = Path(__file__).parents[1] / "docs/attentions.md"
+    names: dict[str, Any] = {"__name__": "guide"}
+    try:
+        for code in re.findall(r"```python\n(.*?)```", guide.read_text(), re.DOTALL):
+            exec(code, names)
+        battery = names["TestAverage"]()
+        tests = [name for name in dir(battery) if name.startswith("test_")]
+        assert len(tests) > 12
+        for name in tests:
+            # Averages do not depend on where a token stands, nor on queries.
+            if name != "test_gradients_reach_every_parameter_and_all_tokens":
+                getattr(battery, name)()
+    finally:
+        ATTENTIONS.pop("average", None)
+    assert names["logits"].shape == (1, 1000)
+    assert "multiply-adds" in capsys.readouterr().out
+    table = set(re.findall(r"^\| (`.*?`) \|", guide.read_text(), re.MULTILINE))
+    listed = set(re.findall(r"`(\w+)`", " ".join(table)))
+    assert listed == {name for name in ATTENTIONS if name != "released"}
+
+
 def imported_parts(path: Path) -> set[str]:
     """The parts of the package that a file imports from."""
     place = path.relative_to(SOURCE).with_suffix("").parts
