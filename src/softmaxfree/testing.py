@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from .layers.multihead import MultiHeadAttention
+from .layers.multihead import Layout, MultiHeadAttention
 from .layers.table import attention_class, build_attention
 
 DIM, HEADS = 24, 3
@@ -81,9 +81,8 @@ class AttentionBattery:
         layer = self.build(1)
         q, k, v, w = _tokens(4, 1, HEADS, 30, DIM // HEADS).unbind()
         k = q if layer.k is None else k
-        both, first, second = (
-            layer.attend(q, k, values, (30,), (30,), None, None) for values in (v + 2 * w, v, w)
-        )
+        layout = Layout((30,), (30,), None, None)
+        both, first, second = (layer.attend(q, k, values, layout) for values in (v + 2 * w, v, w))
         assert _error(both, first + 2 * second) < 1e-9
 
     def test_padding_changes_nothing(self) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from softmaxfree import MultiHeadAttention, register_attention
+from softmaxfree.layers.multihead import Layout
 from softmaxfree.layers.table import ATTENTIONS
 from softmaxfree.testing import AttentionBattery
 
@@ -28,8 +29,8 @@ def table() -> Iterator[None]:
 class Mean(MultiHeadAttention):
     """Every query attends to all keys alike."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, *layout: object) -> Tensor:
-        mask = layout[2]
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
+        mask = layout.mask
         if mask is None:
             return v.mean(-2, keepdim=True).expand_as(q)
         kept = v.masked_fill(~mask[:, None, :, None], 0).sum(-2, keepdim=True)
@@ -56,15 +57,15 @@ def test_an_attention_of_ones_own_works_everywhere() -> None:
 @pytest.mark.usefixtures("table")
 def test_the_battery_finds_what_is_wrong() -> None:
     class Forgetful(Mean):
-        def attend(self, q: Tensor, k: Tensor, v: Tensor, *layout: object) -> Tensor:
+        def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
             return v.mean(-2, keepdim=True).expand_as(q)
 
     class BatchWide(Mean):
-        def attend(self, q: Tensor, k: Tensor, v: Tensor, *layout: object) -> Tensor:
-            return super().attend(q, k, v, *layout) / q.abs().max()
+        def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
+            return super().attend(q, k, v, layout) / q.abs().max()
 
     class Quadratic(Mean):
-        def attend(self, q: Tensor, k: Tensor, v: Tensor, *layout: object) -> Tensor:
+        def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
             return (q @ k.mT) @ v
 
     for name, attention, check in (

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from softmaxfree import gaussian_attention
 from softmaxfree.layers.linformer import LinformerAttention
+from softmaxfree.layers.multihead import Layout
 from softmaxfree.layers.nystromformer import NystromformerAttention, softmax_pinv
 from softmaxfree.layers.performer import PerformerAttention, favor, orthogonal_directions
 from softmaxfree.layers.reformer import ReformerAttention, lsh_attention
@@ -258,7 +259,7 @@ def test_skyformer_with_all_tokens_is_gaussian_attention() -> None:
     q, k, v = tokens(3, 2, 3, 16, 4).unbind()
     # All 2 x 16 are drawn where the grid of queries is said to have as many places.
     layer.sampler.count = lambda size: 32  # type: ignore[method-assign]
-    got = layer.attend(q, k, v, (16,), (16,), None, None)
+    got = layer.attend(q, k, v, Layout((16,), (16,), None, None))
     assert relative_error(got, gaussian_attention(q, k, v)) < 1e-5
 
 

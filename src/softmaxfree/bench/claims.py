@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..layers.multihead import Layout
 from ..layers.table import build_attention
 from ..ops import reference
 from ..ops.kernel import token_scale
@@ -140,7 +141,7 @@ def shared_qk(layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _skyformer(layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    landmarks, _ = layer.draw(q, k, SIZE, SIZE, None, None)
+    landmarks, _ = layer.draw(q, k, Layout(SIZE, SIZE, None, None))
     return reference.softmax_free_attention(q, k, v, landmarks, False, layer.ridge)
 
 

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..layers.multihead import Layout
 from ..layers.softmax import SoftmaxAttention
 from ..layers.table import ATTENTIONS, build_attention
 from ..ops import softmax_free_attention
@@ -273,7 +274,7 @@ def _battery_error(name: str) -> float:
 class PlainSoftmax(SoftmaxAttention):
     """Softmax attention that forms its matrix, as the paper's Transformer does."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, *layout: Any) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
         return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
 
 

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from ..environment import command_line
 from ..layers.attention import SoftmaxFreeAttention
-from ..layers.samplers import Size
+from ..layers.multihead import Layout
 from ..layers.table import register_attention
 from ..models.backbone import check_images
 from ..models.cost import cost
@@ -29,17 +29,8 @@ from .results import comparison, provenance, result, table, write
 class ReleasedAttention(SoftmaxFreeAttention):
     """SOFT++ by the released formula, operation by operation."""
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        size: Size,
-        context_size: Size,
-        mask: Tensor | None,
-        query_mask: Tensor | None,
-    ) -> Tensor:
-        landmarks, _ = self.sample(q, size, None)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
+        landmarks, _ = self.sample(q, layout.size, None)
         scale = token_scale(self.head_dim)
         return released(q, v, self.landmark_norm(landmarks * scale) / scale)
 

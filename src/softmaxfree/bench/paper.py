@@ -6,6 +6,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..layers.attention import SoftmaxFreeAttention
+from ..layers.multihead import Layout
 from .results import table
 
 Row = dict[str, Any]
@@ -68,7 +69,7 @@ def complexity() -> list[dict[str, Any]]:
             layer = SoftmaxFreeAttention(32, 1, sampler="avg", tokens=m, inverse=inverse)
             q = torch.zeros(1, 1, side**2, 32)
             with torch.no_grad(), FlopCounterMode(display=False) as counter:
-                layer.attend(q, q, q, (side, side), (side, side), None, None)
+                layer.attend(q, q, q, Layout((side, side), (side, side), None, None))
             row[key] = counter.get_total_flops() / 2
         rows.append(row)
     return rows

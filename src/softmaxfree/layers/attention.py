@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from ..ops.attention import landmark_attention
 from ..ops.inverse import check_inverse
 from ..ops.kernel import token_scale
-from .multihead import MultiHeadAttention
+from .multihead import Layout, MultiHeadAttention
 from .samplers import SAMPLERS, Sample, Size, join, sample_grid
 
 
@@ -84,20 +84,11 @@ class SoftmaxFreeAttention(MultiHeadAttention):
             else nn.Identity()
         )
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        size: Size,
-        context_size: Size,
-        mask: Tensor | None,
-        query_mask: Tensor | None,
-    ) -> Tensor:
-        landmarks, landmark_mask = self.sample(q, size, query_mask)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
+        landmarks, landmark_mask = self.sample(q, layout.size, layout.query_mask)
         if k is not q:
             landmarks, landmark_mask = join(
-                (landmarks, landmark_mask), self.sample(k, context_size, mask)
+                (landmarks, landmark_mask), self.sample(k, layout.context_size, layout.mask)
             )
         landmarks = self.landmark_norm(landmarks * token_scale(self.head_dim))
         return landmark_attention(
@@ -110,7 +101,7 @@ class SoftmaxFreeAttention(MultiHeadAttention):
             self.inverse,
             self.iters,
             self.ridge,
-            None if mask is None else mask.unsqueeze(1),
+            None if layout.mask is None else layout.mask.unsqueeze(1),
             None if landmark_mask is None else landmark_mask.unsqueeze(1),
         )
 

@@ -5,8 +5,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from ..ops.attention import gaussian_attention
-from .multihead import MultiHeadAttention
-from .samplers import Size
+from .multihead import Layout, MultiHeadAttention
 
 
 class GaussianAttention(MultiHeadAttention):
@@ -28,15 +27,6 @@ class GaussianAttention(MultiHeadAttention):
         super().__init__(dim, num_heads, **others)
         self.normalize = normalize
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        size: Size,
-        context_size: Size,
-        mask: Tensor | None,
-        query_mask: Tensor | None,
-    ) -> Tensor:
-        mask = None if mask is None else mask.unsqueeze(1)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
+        mask = None if layout.mask is None else layout.mask.unsqueeze(1)
         return gaussian_attention(q, k, v, self.normalize, mask)

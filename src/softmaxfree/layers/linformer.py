@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .multihead import MultiHeadAttention, dropped_to_zero
+from .multihead import Layout, MultiHeadAttention, dropped_to_zero
 from .samplers import Size
 
 
@@ -50,18 +50,9 @@ class LinformerAttention(MultiHeadAttention):
         for weight in (self.mix_keys, self.mix_values):
             nn.init.uniform_(weight, -(mixtures**-0.5), mixtures**-0.5)
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        size: Size,
-        context_size: Size,
-        mask: Tensor | None,
-        query_mask: Tensor | None,
-    ) -> Tensor:
-        k = self._mix(dropped_to_zero(k, mask), self.mix_keys, context_size)
-        v = self._mix(dropped_to_zero(v, mask), self.mix_values, context_size)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
+        k = self._mix(dropped_to_zero(k, layout.mask), self.mix_keys, layout.context_size)
+        v = self._mix(dropped_to_zero(v, layout.mask), self.mix_values, layout.context_size)
         return F.scaled_dot_product_attention(q, k, v)
 
     def _mix(self, tokens: Tensor, weight: Tensor, size: Size) -> Tensor:

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +10,20 @@ from torch import Tensor, nn
 
 from ..ops.checks import check_mask, check_tokens, shape
 from .samplers import Size
+
+
+class Layout(NamedTuple):
+    """Where queries and keys stand, and which of them count."""
+
+    size: Size
+    """The grid of the queries, after the prefix."""
+    context_size: Size
+    """The grid of the keys."""
+    mask: Tensor | None
+    """(B, L), True for the keys to keep; None for all."""
+    query_mask: Tensor | None
+    """(B, N), the same for the queries, which are dropped where they are also keys that are: what
+    these hold must not change other queries' results."""
 
 
 class MultiHeadAttention(nn.Module, ABC):
@@ -61,26 +75,14 @@ class MultiHeadAttention(nn.Module, ABC):
         self.proj = nn.Linear(dim, dim)
 
     @abstractmethod
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        size: Size,
-        context_size: Size,
-        mask: Tensor | None,
-        query_mask: Tensor | None,
-    ) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
         """The attention itself, a linear function of the values.
 
         Args:
-            q: (B, heads, N, d) queries, on a grid of `size` after the prefix.
+            q: (B, heads, N, d) queries.
             k: (B, heads, L, d) keys; q itself for tied self-attention.
             v: (B, heads, L, d) values.
-            size, context_size: The grids of queries and of keys.
-            mask: (B, L), True for the keys to keep, or None for all.
-            query_mask: (B, N), the same for the queries, which are dropped where they are also
-                keys that are: what these hold must not change other queries' results.
+            layout: Grids and masks of queries and keys.
 
         Returns:
             (B, heads, N, d).
@@ -138,9 +140,8 @@ class MultiHeadAttention(nn.Module, ABC):
             k = q if reduced is x else self._heads(self.q(reduced))
         values = self.v(reduced)
         query_mask = mask if context is None else None
-        out = self.attend(
-            q, k, self._heads(values), size, reduced_size, reduced_mask, query_mask
-        )  # fmt: skip
+        layout = Layout(size, reduced_size, reduced_mask, query_mask)
+        out = self.attend(q, k, self._heads(values), layout)
         out = out.transpose(1, 2).flatten(2)  # (B, heads, N, d) -> (B, N, dim)
         if self.value_conv is not None:
             values = values if reduced is source else self.v(source)

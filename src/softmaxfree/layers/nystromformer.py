@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from ..ops.precision import compute_dtype, tiny, without_autocast
-from .multihead import MultiHeadAttention, dropped_to_zero
-from .samplers import AvgSampler, Size, sample_grid
+from .multihead import Layout, MultiHeadAttention, dropped_to_zero
+from .samplers import AvgSampler, sample_grid
 
 
 class NystromformerAttention(MultiHeadAttention):
@@ -42,19 +42,10 @@ class NystromformerAttention(MultiHeadAttention):
         self.iters = iters
         self.sampler = AvgSampler(self.head_dim, self.ndim, ratio, tokens, pad)
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        size: Size,
-        context_size: Size,
-        mask: Tensor | None,
-        query_mask: Tensor | None,
-    ) -> Tensor:
-        prefix = self.prefix_tokens
-        q_landmarks, q_kept = sample_grid(self.sampler, q, size, query_mask, prefix)
-        k_landmarks, k_kept = sample_grid(self.sampler, k, context_size, mask, prefix)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
+        mask, prefix = layout.mask, self.prefix_tokens
+        q_landmarks, q_kept = sample_grid(self.sampler, q, layout.size, layout.query_mask, prefix)
+        k_landmarks, k_kept = sample_grid(self.sampler, k, layout.context_size, mask, prefix)
         scale = self.head_dim**-0.5
         with without_autocast(q):
             to_landmarks = _softmax(q * scale, k_landmarks, None, k_kept)  # (B, heads, N, m)

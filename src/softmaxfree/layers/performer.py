@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from ..ops.precision import compute_dtype, without_autocast
-from .multihead import MultiHeadAttention, dropped_to_zero
-from .samplers import Size
+from .multihead import Layout, MultiHeadAttention, dropped_to_zero
 
 EPSILON = 1e-4
 """Added to every feature, as in the authors' code: no query is without keys. With many features,
@@ -48,19 +47,10 @@ class PerformerAttention(MultiHeadAttention):
         self.features = features or max(1, int(self.head_dim * math.log(self.head_dim)))
         self.register_buffer("projection", orthogonal_directions(self.features, self.head_dim))
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        size: Size,
-        context_size: Size,
-        mask: Tensor | None,
-        query_mask: Tensor | None,
-    ) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
         if self.training and self.redraw and torch.rand(()) * self.redraw < 1:
             self.projection = orthogonal_directions(self.features, self.head_dim).to(q)
-        return favor(q, k, v, self.projection, mask)
+        return favor(q, k, v, self.projection, layout.mask)
 
 
 def orthogonal_directions(count: int, width: int) -> Tensor:

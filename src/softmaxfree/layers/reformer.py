@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..ops.precision import compute_dtype, without_autocast
-from .multihead import MultiHeadAttention, dropped_to_zero
-from .samplers import Size
+from .multihead import Layout, MultiHeadAttention, dropped_to_zero
 
 SELF_SCORE = -5e4
 """Of a token with itself: it is its own nearest, so it counts only where it has no other."""
@@ -51,22 +50,13 @@ class ReformerAttention(MultiHeadAttention):
         super().__init__(dim, num_heads, **others)
         self.bucket, self.hashes = bucket, hashes
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        size: Size,
-        context_size: Size,
-        mask: Tensor | None,
-        query_mask: Tensor | None,
-    ) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
         pairs = -(-q.shape[-2] // (2 * self.bucket))
         if self.training:
             rotations = torch.randn(self.hashes, pairs, self.head_dim, device=q.device)
         else:
             rotations = fixed_rotations(self.hashes, pairs, self.head_dim).to(q.device)
-        return lsh_attention(q, v, rotations, self.bucket, mask)
+        return lsh_attention(q, v, rotations, self.bucket, layout.mask)
 
 
 @lru_cache(maxsize=16)

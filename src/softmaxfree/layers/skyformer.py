@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..ops.attention import landmark_attention
 from ..ops.kernel import token_scale
-from .multihead import MultiHeadAttention
+from .multihead import Layout, MultiHeadAttention
 from .samplers import RandomSampler, Sample, Size, join, pick
 
 
@@ -47,17 +47,8 @@ class SkyformerAttention(MultiHeadAttention):
         self.ridge = ridge
         self.sampler = RandomSampler(self.head_dim, self.ndim, ratio, tokens, pad)
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        size: Size,
-        context_size: Size,
-        mask: Tensor | None,
-        query_mask: Tensor | None,
-    ) -> Tensor:
-        landmarks, landmark_mask = self.draw(q, k, size, context_size, mask, query_mask)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
+        landmarks, landmark_mask = self.draw(q, k, layout)
         return landmark_attention(
             q,
             k,
@@ -66,28 +57,22 @@ class SkyformerAttention(MultiHeadAttention):
             token_scale(self.head_dim),
             normalize=False,
             ridge=self.ridge,
-            mask=None if mask is None else mask.unsqueeze(1),
+            mask=None if layout.mask is None else layout.mask.unsqueeze(1),
             landmark_mask=None if landmark_mask is None else landmark_mask.unsqueeze(1),
         )
 
-    def draw(
-        self,
-        q: Tensor,
-        k: Tensor,
-        size: Size,
-        context_size: Size,
-        mask: Tensor | None,
-        query_mask: Tensor | None,
-    ) -> Sample:
+    def draw(self, q: Tensor, k: Tensor, layout: Layout) -> Sample:
         """Some of the queries and of the keys, and all of their prefixes."""
-        q_prefix, q_grid = self._split(q, query_mask)
-        k_prefix, k_grid = self._split(k, mask)
+        q_prefix, q_grid = self._split(q, layout.query_mask)
+        k_prefix, k_grid = self._split(k, layout.mask)
         tokens, kept = join(q_grid, k_grid)
         landmarks = pick(
             tokens,
-            torch.cat([self._order(size, q.device), 1 - self._order(context_size, q.device)]),
-            self.sampler.count(size),
-            self.sampler.kept_count(size, q_grid[1]),
+            torch.cat(
+                [self._order(layout.size, q.device), 1 - self._order(layout.context_size, q.device)]
+            ),
+            self.sampler.count(layout.size),
+            self.sampler.kept_count(layout.size, q_grid[1]),
             kept,
         )
         return join(join(q_prefix, k_prefix), landmarks) if self.prefix_tokens else landmarks

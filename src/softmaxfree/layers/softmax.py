@@ -5,8 +5,7 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor
 
-from .multihead import MultiHeadAttention, dropped_to_zero
-from .samplers import Size
+from .multihead import Layout, MultiHeadAttention, dropped_to_zero
 
 
 class SoftmaxAttention(MultiHeadAttention):
@@ -15,17 +14,8 @@ class SoftmaxAttention(MultiHeadAttention):
     linear: ClassVar[bool] = False
     equivariant: ClassVar[bool] = True
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        size: Size,
-        context_size: Size,
-        mask: Tensor | None,
-        query_mask: Tensor | None,
-    ) -> Tensor:
-        return softmax_attention(q, k, v, mask)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
+        return softmax_attention(q, k, v, layout.mask)
 
 
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

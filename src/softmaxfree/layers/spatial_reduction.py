@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .multihead import MultiHeadAttention
+from .multihead import Layout, MultiHeadAttention
 from .samplers import ConvSampler, Size, sample_grid
 from .softmax import softmax_attention
 
@@ -54,17 +54,8 @@ class SpatialReductionAttention(MultiHeadAttention):
         bias = nn.functional.pad(bias, (0, 0, self.prefix_tokens, 0))
         return self.reduction_norm(reduced.squeeze(1) + bias), size, kept
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        size: Size,
-        context_size: Size,
-        mask: Tensor | None,
-        query_mask: Tensor | None,
-    ) -> Tensor:
-        return softmax_attention(q, k, v, mask)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
+        return softmax_attention(q, k, v, layout.mask)
 
 
 class _Reduction(ConvSampler):

@@ -38,7 +38,7 @@ def register_attention(name: str, **defaults: Any) -> Callable[[Attention], Atte
 
         @register_attention("mine")
         class MyAttention(MultiHeadAttention):
-            def attend(self, q, k, v, size, context_size, mask, query_mask):
+            def attend(self, q, k, v, layout):
                 ...
 
     `softmaxfree.testing.AttentionBattery` tests whether it keeps what the others keep.
