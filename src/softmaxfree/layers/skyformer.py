@@ -66,11 +66,10 @@ class SkyformerAttention(MultiHeadAttention):
         q_prefix, q_grid = self._split(q, layout.query_mask)
         k_prefix, k_grid = self._split(k, layout.mask)
         tokens, kept = join(q_grid, k_grid)
+        order = [self._order(layout.size, q.device), 1 - self._order(layout.context_size, q.device)]
         landmarks = pick(
             tokens,
-            torch.cat(
-                [self._order(layout.size, q.device), 1 - self._order(layout.context_size, q.device)]
-            ),
+            torch.cat(order),
             self.sampler.count(layout.size),
             self.sampler.kept_count(layout.size, q_grid[1]),
             kept,

@@ -30,7 +30,8 @@ class Predictor:
                 "give the last.ckpt that `softmaxfree fit` writes"
             )
         names = ("backbone", "num_classes", "attention", "tie_qk", "options")
-        self.model: nn.Module = build_model(**{name: arguments.get(name) for name in names})
+        given: dict[str, Any] = {name: arguments.get(name) for name in names}
+        self.model: nn.Module = build_model(**given)
         state = {
             name.removeprefix("model."): tensor for name, tensor in checkpoint["state_dict"].items()
         }
