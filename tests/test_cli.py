@@ -55,6 +55,22 @@ def test_unknown_options_are_refused() -> None:
     assert "core" in done.stderr
 
 
+def test_what_a_benchmark_cannot_do_is_said_before_the_work_starts(tmp_path: Path) -> None:
+    for words, message in (
+        (("--contestants", "[nope]"), "unknown contestant 'nope'; choose among soft, softpp"),
+        (("--against", "nowhere.json"), "nowhere.json"),
+        (("--modules", "[no_such_module]"), "No module named 'no_such_module'"),
+    ):
+        done = softmaxfree("bench", "attention", "--out", str(tmp_path), *words)
+        assert done.returncode == 1
+        assert message in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+    if not torch.cuda.is_available():
+        done = softmaxfree("bench", "memory", "--device", "cuda")
+        assert "torch finds no GPU; use --device cpu" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_missing_extra_is_named_before_the_work_starts(tmp_path: Path) -> None:
     script = (
         "import sys; sys.modules['matplotlib'] = None; "

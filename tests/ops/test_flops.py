@@ -5,6 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from softmaxfree import SoftmaxFreeAttention
+from softmaxfree.ops.flops import fused_attention
 
 from ..helpers import tokens
 
@@ -44,3 +45,13 @@ def test_every_product_is_counted(side: int, ratio: int, inverse: str) -> None:
     assert counted(layer, side, backward=True) > 2 * 2.5 * (
         3 * n * dim**2 + heads * n * m * (d + 2 + d + d)
     )
+
+
+def test_fused_attention_is_counted() -> None:
+    """By torch itself, or by the formula where it does not."""
+    q, k, v = torch.randn(2, 3, 20, 8), torch.randn(2, 3, 30, 8), torch.randn(2, 3, 30, 8)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    expected = 2 * 2 * 3 * 20 * 30 * (8 + 8)
+    assert counter.get_total_flops() == expected
+    assert fused_attention(q.shape, k.shape, v.shape) == expected

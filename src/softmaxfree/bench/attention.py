@@ -29,7 +29,7 @@ from .measure import (
     time_interleaved,
 )
 from .modules import import_modules
-from .results import comparison, provenance, result, table, write
+from .results import comparison, provenance, read, result, table, write
 
 OURS = ("softpp", "op_softpp")
 """What others are compared with."""
@@ -96,6 +96,7 @@ def run(
     """Measures a preset; writes its JSON, CSV, Markdown and picture; prints the tables."""
     from .pictures import draw_attention  # needs matplotlib: said before, not after, the work
 
+    earlier = None if against is None else read(against)  # it may be written over
     import_modules(modules or [])
     plan = PRESETS[preset]
     names = contestants or plan.contestants or [*layer_names(), *VARIANTS, *PACKAGES]
@@ -119,9 +120,9 @@ def run(
     write(stem, content, markdown(content))
     draw_attention(content, stem.with_suffix(".png"))
     print(report(content))
-    if against is not None:
+    if earlier is not None:
         same = ["contestant", "batch", "heads", "n"]
-        print("\n" + comparison(content, against, same, ("forward_s", "training_s")))
+        print("\n" + comparison(content, earlier, same, ("forward_s", "training_s")))
     print(f"\nwritten: {stem}.json, .csv, .md and .png")
     return content
 

@@ -12,7 +12,7 @@ from .attention import memory_of_one_point
 from .contestants import CPU, PACKAGES, VARIANTS, Case, Setting, find, layer_names, verify
 from .measure import exponent, in_fresh_process, memory_limit
 from .modules import import_modules
-from .results import comparison, provenance, result, table, write
+from .results import comparison, provenance, read, result, table, write
 
 CASES = [Case(1, 12, 784 * p, layers=12) for p in range(1, 9)]
 """12 layers, d = 384, 12 heads, m = 49, batch 1."""
@@ -29,6 +29,7 @@ def run(
     """Measures every attention; writes JSON, CSV, Markdown and the figure; prints the table."""
     from .pictures import draw_memory  # needs matplotlib: said before, not after, the work
 
+    earlier = None if against is None else read(against)  # it may be written over
     import_modules(modules or [])
     if threads is not None:
         torch.set_num_threads(threads)
@@ -56,8 +57,8 @@ def run(
     write(stem, content, markdown(content))
     draw_memory(content, stem.with_suffix(".png"))
     print(report(content))
-    if against is not None:
-        print("\n" + comparison(content, against, ["contestant", "n"], ("training_bytes",)))
+    if earlier is not None:
+        print("\n" + comparison(content, earlier, ["contestant", "n"], ("training_bytes",)))
     print(f"\nwritten: {stem}.json, .csv, .md and .png")
     return content
 

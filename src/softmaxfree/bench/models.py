@@ -22,7 +22,7 @@ from .contestants import RELEASED, TITLES, layer_names, released
 from .measure import in_fresh_process, largest_memory, time_interleaved
 from .modules import import_modules
 from .paper import COMPLEXITY, LENGTHS, LINEARISATION, SAMPLERS, complexity, complexity_table
-from .results import comparison, provenance, result, table, write
+from .results import comparison, provenance, read, result, table, write
 
 
 @register_attention(RELEASED)
@@ -221,6 +221,7 @@ def run(
     against: Path | None = None,
 ) -> dict[str, Any]:
     """Measures a preset; writes its JSON, CSV and Markdown; prints the table."""
+    earlier = None if against is None else read(against)  # it may be written over
     import_modules(modules or [])
     plan = PRESETS[preset]
     if preset == "paper":  # attentions of one's own have a row too
@@ -236,9 +237,9 @@ def run(
     stem = out / f"models-{preset}"
     write(stem, content, markdown(content))
     print(report(content))
-    if against is not None:
+    if earlier is not None:
         same = ["group", "title", "side"]
-        print("\n" + comparison(content, against, same, ("inference_s", "training_s")))
+        print("\n" + comparison(content, earlier, same, ("inference_s", "training_s")))
     print(f"\nwritten: {stem}.json, .csv and .md")
     return content
 

@@ -97,10 +97,9 @@ def compare(
 
 
 def comparison(
-    content: dict[str, Any], path: Path, same: list[str], quantities: tuple[str, ...]
+    content: dict[str, Any], earlier: dict[str, Any], same: list[str], quantities: tuple[str, ...]
 ) -> str:
-    """A table of what changed since the run in a file. Ratios below 1 are faster or smaller."""
-    earlier = read(path)
+    """A table of what changed since an earlier run. Ratios below 1 are faster or smaller."""
     lines = [
         [
             *(change[field] for field in same),
@@ -116,7 +115,8 @@ def comparison(
     for what in ("hardware", "threads", "versions"):
         if earlier.get(what) != content[what]:
             warning += f"\nNote: {what} differ from the earlier run's."
-    return f"Against {path} (commit {(earlier.get('commit') or 'none')[:9]}):\n{text}{warning}"
+    commit = (earlier.get("commit") or "none")[:9]
+    return f"Against the run of commit {commit}:\n{text}{warning}"
 
 
 def _significant(value: float | None) -> str:

@@ -15,7 +15,7 @@ from ..environment import command_line
 from .contestants import TITLES, layer_names
 from .measure import time_interleaved
 from .modules import import_modules
-from .results import comparison, provenance, result, table, write
+from .results import comparison, provenance, read, result, table, write
 
 MODEL, BATCH, CLASSES = "softpp_nano", 64, 10
 
@@ -24,6 +24,7 @@ def run(
     threads: int | None, out: Path, modules: list[str] | None = None, against: Path | None = None
 ) -> dict[str, Any]:
     """Measures each attention in nano; writes JSON, CSV and Markdown; prints the table."""
+    earlier = None if against is None else read(against)  # it may be written over
     import_modules(modules or [])
     if threads is not None:
         torch.set_num_threads(threads)
@@ -51,8 +52,8 @@ def run(
     stem = out / "training-steps"
     write(stem, content, markdown(content))
     print(report(content))
-    if against is not None:
-        print("\n" + comparison(content, against, ["attention"], ("step_s",)))
+    if earlier is not None:
+        print("\n" + comparison(content, earlier, ["attention"], ("step_s",)))
     print(f"\nwritten: {stem}.json, .csv and .md")
     return content
 

@@ -33,6 +33,12 @@ def eigenvectors(a: Shape, *_: Any, **__: Any) -> int:
     return _stack(a) * 9 * a[-1] ** 3
 
 
+def fused_attention(q: Shape, k: Shape, v: Shape, *_: Any, **__: Any) -> int:
+    """Scores of all pairs, and their products with the values; older versions of torch left the
+    CPU's out."""
+    return 2 * _stack(q) * q[-2] * k[-2] * (q[-1] + v[-1])
+
+
 def _stack(matrices: Shape) -> int:
     return math.prod(matrices[:-2])
 
@@ -43,6 +49,7 @@ _FORMULAS: dict[Any, Any] = {
     aten.cholesky_inverse: inverse_by_factor,
     aten.cholesky_solve: solution_by_factor,
     aten._linalg_eigh: eigenvectors,
+    aten._scaled_dot_product_flash_attention_for_cpu: fused_attention,
 }
 for operation, formula in _FORMULAS.items():
     if operation not in flop_registry:
