@@ -374,3 +374,13 @@ def test_the_cost_without_the_inverse_does_not_depend_on_it(inverse: str) -> Non
     found = cost(timm.create_model("soft_nano", inverse=inverse, **arguments), 3, 64, 64)
     bare = expected.multiply_adds - expected.inverse
     assert found.multiply_adds - found.inverse == pytest.approx(bare, rel=1e-3)
+
+
+def test_counting_leaves_a_model_as_it_is() -> None:
+    """CaiT has parameters without a gradient's function, at which torch's counter stumbles."""
+    model = timm.create_model("cait_xxs24_224", img_size=32, depth=1).train()
+    model.cls_token.requires_grad_(False)
+    before = {name: p.requires_grad for name, p in model.named_parameters()}
+    assert cost(model, 3, 32, 32).multiply_adds > 1e6
+    assert {name: p.requires_grad for name, p in model.named_parameters()} == before
+    assert model.training

@@ -44,6 +44,7 @@ class Contestant:
     """A model by its timm name and arguments, and whom it is compared with.
 
     sized: Whether it has to be told the side of its images when it is built.
+    larger: Its arguments beyond 224 pixels, in place of those that fit only there.
     paper: The paper's row for it.
     """
 
@@ -53,11 +54,13 @@ class Contestant:
     arguments: dict[str, Any] = field(default_factory=dict)
     channels_last: bool = True
     sized: bool = False
+    larger: dict[str, Any] = field(default_factory=dict)
     paper: dict[str, Any] = field(default_factory=dict)
 
     def build(self, side: int) -> nn.Module:
         torch.manual_seed(0)
         arguments = self.arguments | ({"img_size": side} if self.sized else {})
+        arguments |= self.larger if side > 224 else {}
         model = timm.create_model(self.model, **arguments)
         if not self.channels_last:
             model.check = partial(check_images, in_chans=3)
@@ -78,6 +81,8 @@ class Preset:
     shapes: list[tuple[int, int, int, int]]
     repeats: int
     training: bool = False
+    seconds: float = 60.0
+    """For one contestant at one shape and kind."""
     memory: str = ""
     """What of: `inference`, `training`, or nothing."""
     costs: bool = False
@@ -124,21 +129,21 @@ _PEERS = [
     Contestant("SOFT++-S", _SMALL),
     Contestant("SOFT++-S, 49 tokens", _SMALL, arguments={"tokens": 49}),
     *(
-        Contestant(title, model, "SOFT++-S, 49 tokens", arguments, sized=sized)
-        for title, model, arguments, sized in (
-            ("PVTv2-B2", "pvt_v2_b2", {}, False),
-            ("Swin-T", "swin_tiny_patch4_window7_224", {}, True),
-            ("SwinV2-T", "swinv2_tiny_window8_256", {"window_size": 7}, True),
-            ("ConvNeXt-T", "convnext_tiny", {}, False),
-            ("ViT-S/16", "vit_small_patch16_224", {}, True),
-            ("DeiT III-S", "deit3_small_patch16_224", {}, True),
-            ("Twins-PCPVT-S", "twins_pcpvt_small", {}, True),
-            ("CoAtNet-0", "coatnet_0_rw_224", {}, True),
-            ("CaiT-XS24", "cait_xs24_384", {}, True),
-            ("ConViT-S", "convit_small", {}, True),
-            ("CoaT-Lite-S", "coat_lite_small", {}, True),
-            ("RegNetY-4G", "regnety_040", {}, False),
-            ("ResNet-50", "resnet50", {}, False),
+        Contestant(title, model, "SOFT++-S, 49 tokens", arguments, sized=sized, larger=larger)
+        for title, model, arguments, sized, larger in (
+            ("PVTv2-B2", "pvt_v2_b2", {}, False, {}),
+            ("Swin-T", "swin_tiny_patch4_window7_224", {}, True, {}),
+            ("SwinV2-T", "swinv2_tiny_window8_256", {"window_size": 7}, True, {"window_size": 8}),
+            ("ConvNeXt-T", "convnext_tiny", {}, False, {}),
+            ("ViT-S/16", "vit_small_patch16_224", {}, True, {}),
+            ("DeiT III-S", "deit3_small_patch16_224", {}, True, {}),
+            ("Twins-PCPVT-S", "twins_pcpvt_small", {}, True, {}),
+            ("CoAtNet-0", "coatnet_0_rw_224", {}, True, {}),
+            ("CaiT-XS24", "cait_xs24_384", {}, True, {}),
+            ("ConViT-S", "convit_small", {}, True, {}),
+            ("CoaT-Lite-S", "coat_lite_small", {}, True, {}),
+            ("RegNetY-4G", "regnety_040", {}, False, {}),
+            ("ResNet-50", "resnet50", {}, False, {}),
         )
     ),
 ]
@@ -204,7 +209,8 @@ PRESETS = {
         "what a user would pick instead, at about 4.5 G multiply-adds",
         {"": _PEERS},
         [(1, 3, 224, 224), (1, 3, 512, 512), (1, 3, 1024, 1024)],
-        repeats=3,
+        repeats=5,
+        seconds=8.0,
         training=True,
         memory="inference",
         costs=True,
@@ -291,7 +297,7 @@ def _measure(
             title: partial(step, model.train(kind == "training"), images)
             for title, model in models.items()
         }
-        for title, timing in time_interleaved(calls, plan.repeats, 60, device).items():
+        for title, timing in time_interleaved(calls, plan.repeats, plan.seconds, device).items():
             rows[title][f"{kind}_s"] = timing.best
             rows[title][f"{kind}_median_s"] = timing.median
     return list(rows.values())

@@ -38,11 +38,16 @@ def cost(model: nn.Module, *shape: int) -> Cost:
         if isinstance(module, SoftmaxFreeAttention)
     ]
     training = model.training
+    # The counter looks for gradients of all that requires them, and some models leave none.
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
+        model.requires_grad_(False)
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             model.eval()(_images(model, 1, *shape))
     finally:
         model.train(training)
+        for parameter in trained:
+            parameter.requires_grad_()
         for hook in hooks:
             hook.remove()
     parameters = sum(parameter.numel() for parameter in model.parameters())
