@@ -141,7 +141,7 @@ def test_attention_changes_all_stages(name: str, attention: str) -> None:
     kinds = {type(layer).__name__ for layer in attentions(model)}
     assert len(kinds) == 1
     assert {a.normalize for a in attentions(model) if hasattr(a, "normalize")} == {
-        "soft": {False}, "softpp": {True}
+        "soft": {False}, "softpp": {True}, "gaussian": {True}
     }.get(attention, set())  # fmt: skip
     loss = model.train()(images(2, 3, 64, 64)).square().sum()
     loss.backward()
