@@ -91,7 +91,8 @@ def test_a_missing_extra_is_named_before_the_work_starts(tmp_path: Path) -> None
 def test_models_lists_every_backbone_beside_the_papers_figures(tmp_path: Path) -> None:
     done = softmaxfree("models", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
-    assert max(map(len, done.stdout.splitlines())) <= 100
+    lines = [line for line in done.stdout.splitlines() if not line.startswith("written: ")]
+    assert max(map(len, lines)) <= 100
     rows = json.loads((tmp_path / "models.json").read_text())["rows"]
     found = {row["model"]: row for row in rows if not row["arguments"]}
     assert set(found) == set(timm.list_models("soft*"))

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from softmaxfree import MultiHeadAttention, register_attention
+from softmaxfree.bench.contestants import layer_names
 from softmaxfree.layers.multihead import Layout
 from softmaxfree.layers.table import ATTENTIONS
 from softmaxfree.testing import AttentionBattery
 
-for _name in [*ATTENTIONS, "gaussian_plain"]:
+for _name in [*layer_names(), "gaussian_plain"]:
     _of = _name.removesuffix("_plain")
     _options = {"normalize": False} if _name.endswith("_plain") else {"bucket": 8}
     _members = {"name": _of, "options": _options}

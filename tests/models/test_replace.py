@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from softmaxfree import MultiHeadAttention, register_attention, replace_attention, tie_qk
 from softmaxfree.layers.table import ATTENTIONS
-from softmaxfree.models.soft import _ratio
+from softmaxfree.models.soft import window_ratio
 
 from ..helpers import relative_error
 
@@ -152,7 +152,7 @@ def test_bottleneck_tokens_follow_from_the_map() -> None:
     model = vit(img_size=(224, 336))
     replace_attention(model, "softpp", measure=False)
     sampler = layers(model)[0].sampler
-    assert (sampler.tokens, sampler.ratio) == (49, _ratio(14, 49)) == (49, 2)
+    assert (sampler.tokens, sampler.ratio) == (49, window_ratio(14, 49)) == (49, 2)
     replace_attention(model, "softpp", tokens=16, measure=False)
     sampler = layers(model)[0].sampler
     assert (sampler.tokens, sampler.ratio) == (16, 3)
