@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from softmaxfree import MultiHeadAttention, register_attention, replace_attention, tie_qk
+from softmaxfree.bench.contestants import layer_names
 from softmaxfree.layers.table import ATTENTIONS
 from softmaxfree.models.soft import window_ratio
 
 from ..helpers import relative_error
 
-NAMES = list(ATTENTIONS)
+NAMES = layer_names()
 
 
 def images(*shape: int, seed: int = 0) -> Tensor:
