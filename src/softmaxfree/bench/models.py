@@ -1,5 +1,6 @@
 """`softmaxfree bench models`: backbones against their peers, in inference and in training."""
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -83,6 +84,8 @@ class Preset:
     training: bool = False
     seconds: float = 60.0
     """For one contestant at one shape and kind."""
+    longest: float = math.inf
+    """Seconds of a call: one that could take longer, being quadratic, is not run, and said so."""
     memory: str = ""
     """What of: `inference`, `training`, or nothing."""
     costs: bool = False
@@ -211,6 +214,7 @@ PRESETS = {
         [(1, 3, 224, 224), (1, 3, 512, 512), (1, 3, 1024, 1024)],
         repeats=5,
         seconds=8.0,
+        longest=30.0,
         training=True,
         memory="inference",
         costs=True,
@@ -236,7 +240,7 @@ def run(
     rows: list[dict[str, Any]] = []
     work = [(group, shape) for group in plan.groups for shape in plan.shapes]
     for group, shape in tqdm(work, desc=f"bench models, {preset}", leave=False):
-        rows += _measure(plan, group, shape, modules or [], threads, device)
+        rows += _measure(plan, group, shape, rows, modules or [], threads, device)
     content = result(command_line(), rows, preset=preset, device=device)
     if preset == "paper":
         content["complexity"] = complexity()
@@ -254,6 +258,7 @@ def _measure(
     plan: Preset,
     group: str,
     shape: tuple[int, int, int, int],
+    earlier: list[dict[str, Any]],
     modules: list[str],
     threads: int,
     device: str,
@@ -268,6 +273,17 @@ def _measure(
     for contestant in plan.groups[group]:
         row = {"group": group, **asdict(contestant), "batch": shape[0], "side": shape[2]}
         rows[contestant.title] = row
+        expected = max(
+            (
+                smaller["inference_s"] * (shape[2] / smaller["side"]) ** 4
+                for smaller in earlier[-len(plan.groups[group]) :]
+                if smaller["title"] == contestant.title and "inference_s" in smaller
+            ),
+            default=0,
+        )
+        if expected > plan.longest:
+            row["note"] = f"not run: an image could take {expected:.0f} s"
+            continue
         try:
             model = contestant.build(shape[2])
             if plan.costs:
