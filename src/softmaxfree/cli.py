@@ -44,7 +44,7 @@ def bench_attention(
     from .bench.attention import run
     from .bench.contestants import Setting
 
-    _check_machine(threads)
+    _check_machine(threads, device)
     run(preset, threads, out, memory, contestants, modules, Setting(device, dtype), against)
 
 
@@ -65,8 +65,8 @@ def bench_models(
         preset: speed: softpp_small against Swin-T, softpp_tiny_fudan against PVTv2-B1, batch 4 at
             224 x 224 (4 minutes); large: one image of 800 x 1333 pixels, time and memory, against
             the released formula (8 minutes); paper: every attention in tiny, with and without the
-            value convolution, and the paper's ablations (15 minutes); peers: what one would pick
-            instead, from timm, at 224, 512 and 1024 pixels (15 minutes).
+            value convolution, and the paper's ablations (10 minutes); peers: what one would pick
+            instead, from timm, at 224, 512 and 1024 pixels (10 minutes).
         threads: Threads to compute with; 1 compares best.
         out: Folder for the results.
         modules: Python modules to import first, which register attentions of your own.

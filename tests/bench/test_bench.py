@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,14 @@ from softmaxfree.bench.results import compare, comparison, read, result, table
 from softmaxfree.files import write_atomically
 from softmaxfree.layers.table import ATTENTIONS
 from softmaxfree.models.cost import cost
+
+
+@pytest.fixture(autouse=True)
+def keep_threads() -> Iterator[None]:
+    """A command sets the number of threads for its process; here others come after it."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture
@@ -289,11 +298,7 @@ def test_models_against_a_peer(
         training=True,
     )
     monkeypatch.setitem(models.PRESETS, "speed", plan)
-    threads = torch.get_num_threads()
-    try:
-        content = models.run("speed", 1, tmp_path)
-    finally:
-        torch.set_num_threads(threads)
+    content = models.run("speed", 1, tmp_path)
     written = json.loads((tmp_path / "models-speed.json").read_text())
     assert [row["title"] for row in written["rows"]] == ["peer", "ours", "NCHW"]
     for row in content["rows"]:
@@ -322,11 +327,7 @@ def test_models_at_several_sizes_and_one_that_cannot(
         costs=True,
     )
     monkeypatch.setitem(models.PRESETS, "peers", plan)
-    threads = torch.get_num_threads()
-    try:
-        content = models.run("peers", 1, tmp_path)
-    finally:
-        torch.set_num_threads(threads)
+    content = models.run("peers", 1, tmp_path)
     rows = {(row["title"], row["side"]): row for row in content["rows"]}
     assert "note" not in rows["ours", 64]
     assert rows["ours", 64]["multiply_adds"] > 3 * rows["ours", 32]["multiply_adds"]

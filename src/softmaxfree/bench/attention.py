@@ -21,7 +21,7 @@ from .contestants import (
     verify,
 )
 from .measure import (
-    exponent,
+    exponents,
     in_fresh_process,
     memory_limit,
     peak_memory,
@@ -170,7 +170,7 @@ class _Measure:
                 row[f"{kind}_note"] = f"cannot run: {error}"
                 continue
             calls[name] = ready.forward if kind == "forward" else ready.train
-        product, operations = square_product()
+        product, operations = square_product(**asdict(self.setting))
         timings = time_interleaved(
             {"": product} | calls, self.plan.repeats, self.plan.seconds, self.setting.device
         )
@@ -186,20 +186,13 @@ def _exponents(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """How each quantity grows with n, where the cases differ in n alone."""
     if len({(row["batch"], row["heads"]) for row in rows}) > 1:
         return {}
+    # Small inputs measure the start: of many sizes those from 3,136 tokens on count.
+    least = 3136 if max(row["n"] for row in rows) > 16 * 784 else 0
+    rows = [row for row in rows if least <= row["n"] <= 200_704]
     found: dict[str, dict[str, float]] = {}
-    for name in dict.fromkeys(row["contestant"] for row in rows):
-        for key in QUANTITIES:
-            points = [
-                (row["n"], row[key])
-                for row in rows
-                if row["contestant"] == name and row.get(key) and row["n"] <= 200_704
-            ]
-            # Small inputs measure the start: of many sizes those from 3,136 tokens on count.
-            large = [point for point in points if point[0] >= 3136]
-            points = large if points and points[-1][0] > 16 * 784 else points
-            if len(points) > 1:
-                sizes, values = zip(*points)
-                found.setdefault(name, {})[key] = exponent(list(sizes), list(values))
+    for quantity in QUANTITIES:
+        for name, power in exponents(rows, quantity).items():
+            found.setdefault(name, {})[quantity] = power
     return found
 
 

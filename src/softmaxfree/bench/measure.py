@@ -5,7 +5,7 @@ import multiprocessing
 import resource
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from os import sysconf
 from pathlib import Path
@@ -69,13 +69,24 @@ def time_interleaved(
     return {name: Timing(min(times), statistics.median(times)) for name, times in measured.items()}
 
 
-def square_product(size: int = 1024) -> tuple[Callable[[], object], int]:
-    """A large square float32 matrix product, the machine's best rate, and its operations."""
-    a, b = torch.randn(size, size), torch.randn(size, size)
+def square_product(
+    size: int = 1024, device: str = "cpu", dtype: str = "float32"
+) -> tuple[Callable[[], object], int]:
+    """A large square matrix product, the machine's best rate, and its operations."""
+    a, b = torch.randn(2, size, size).to(device, getattr(torch, dtype))
     return lambda: a @ b, 2 * size**3
 
 
-def exponent(sizes: list[int], values: list[float]) -> float:
+def exponents(rows: list[dict[str, Any]], quantity: str) -> dict[str, float]:
+    """How a quantity grows with n, by contestant, where there is more than one n of it."""
+    points: dict[str, list[tuple[int, float]]] = {}
+    for row in rows:
+        if row.get(quantity):
+            points.setdefault(row["contestant"], []).append((row["n"], row[quantity]))
+    return {name: exponent(*zip(*found)) for name, found in points.items() if len(found) > 1}
+
+
+def exponent(sizes: Sequence[int], values: Sequence[float]) -> float:
     """The p of values ~ sizes^p, by least squares on logarithms."""
     x = [math.log(size) for size in sizes]
     y = [math.log(value) for value in values]

@@ -10,7 +10,7 @@ from tqdm import tqdm
 from ..environment import command_line
 from .attention import memory_of_one_point
 from .contestants import CPU, PACKAGES, VARIANTS, Case, Setting, find, layer_names, verify
-from .measure import exponent, in_fresh_process, memory_limit
+from .measure import exponents, in_fresh_process, memory_limit
 from .modules import import_modules
 from .results import comparison, provenance, read, result, table, write
 
@@ -52,7 +52,7 @@ def run(
         rows.append(row)
     titles = {name: find(name).title for name in names}
     content = result(command_line(), rows, **asdict(setting), titles=titles)
-    content["exponents"] = _exponents(rows)
+    content["exponents"] = exponents(rows, "training_bytes")
     stem = out / "memory"
     write(stem, content, markdown(content))
     draw_memory(content, stem.with_suffix(".png"))
@@ -61,20 +61,6 @@ def run(
         print("\n" + comparison(content, earlier, ["contestant", "n"], ("training_bytes",)))
     print(f"\nwritten: {stem}.json, .csv, .md and .png")
     return content
-
-
-def _exponents(rows: list[dict[str, Any]]) -> dict[str, float]:
-    found = {}
-    for name in dict.fromkeys(row["contestant"] for row in rows):
-        points = [
-            (row["n"], row["training_bytes"])
-            for row in rows
-            if row["contestant"] == name and row.get("training_bytes")
-        ]
-        if len(points) > 1:
-            sizes, values = zip(*points)
-            found[name] = exponent(list(sizes), list(values))
-    return found
 
 
 def report(content: dict[str, Any], markdown: bool = False) -> str:
