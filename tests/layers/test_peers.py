@@ -155,6 +155,27 @@ def test_performer_draws_features_anew_in_training_alone() -> None:
     assert "projection" in layer.state_dict()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_features_keep_their_type_under_autocast(dtype: torch.dtype) -> None:
+    layer, x = PerformerAttention(12, 3, ndim=1, redraw=1), torch.randn(1, 10, 12)
+    before = layer.projection
+    with torch.autocast("cpu", dtype):
+        layer(x)
+    assert not torch.equal(layer.projection, before)
+    assert layer.projection.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_features_are_of_the_default_type(dtype: torch.dtype) -> None:
+    """And drawn in float32: there is no QR decomposition in bfloat16."""
+    torch.set_default_dtype(dtype)
+    try:
+        layer, x = PerformerAttention(12, 3, ndim=1, redraw=1), torch.randn(1, 10, 12)
+        assert layer(x).dtype == layer.projection.dtype == dtype
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_a_redrawn_step_survives_gradient_checkpointing() -> None:
     """The step is computed twice: both times with the same features."""
     from torch.utils.checkpoint import checkpoint

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..ops.precision import compute_dtype, without_autocast
+from ..ops.precision import compute_dtype, tiny, without_autocast
 from .multihead import Layout, MultiHeadAttention, dropped_to_zero
 
 EPSILON = 1e-4
@@ -26,6 +26,8 @@ class PerformerAttention(MultiHeadAttention):
     """
 
     equivariant: ClassVar[bool] = True
+    unaveraged: ClassVar[tuple[str, ...]] = ("projection",)
+    """Buffers that a moving average copies: the mean of several draws is shorter than a draw."""
     projection: Tensor
 
     def __init__(
@@ -45,20 +47,23 @@ class PerformerAttention(MultiHeadAttention):
             raise ValueError(f"redraw must be 0 or more, got {redraw}")
         self.redraw = redraw
         self.features = features or max(1, int(self.head_dim * math.log(self.head_dim)))
-        self.register_buffer("projection", orthogonal_directions(self.features, self.head_dim))
+        directions = orthogonal_directions(self.features, self.head_dim)
+        self.register_buffer("projection", directions.to(torch.get_default_dtype()))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
         if self.training and self.redraw and torch.rand(()) * self.redraw < 1:
-            self.projection = orthogonal_directions(self.features, self.head_dim).to(q)
+            drawn = orthogonal_directions(self.features, self.head_dim)
+            self.projection = drawn.to(self.projection)
         return favor(q, k, v, self.projection, layout.mask)
 
 
 def orthogonal_directions(count: int, width: int) -> Tensor:
-    """(count, width) rows as normal vectors are, but orthogonal in blocks of `width` rows."""
-    q, r = torch.linalg.qr(torch.randn(-(-count // width), width, width))
+    """(count, width) in float32, rows as normal vectors are, but orthogonal in blocks of width."""
+    q, r = torch.linalg.qr(torch.randn(-(-count // width), width, width, dtype=torch.float32))
     q = q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)  # else some directions are likelier
     directions = q.mT.flatten(0, 1)[:count]
-    return directions * torch.randn(count, width).norm(dim=-1, keepdim=True)
+    lengths = torch.randn(count, width, dtype=torch.float32).norm(dim=-1, keepdim=True)
+    return directions * lengths
 
 
 def favor(
@@ -80,7 +85,7 @@ def favor(
         keys = _features(dropped_to_zero(k.to(dtype), mask), directions, (-2, -1), mask, epsilon)
         context = keys.mT @ dropped_to_zero(v.to(dtype), mask)
         total = queries @ keys.sum(-2).unsqueeze(-1)
-        return (queries @ context / total.clamp(min=torch.finfo(dtype).tiny)).to(v.dtype)
+        return (queries @ context / total.clamp(min=tiny(dtype))).to(v.dtype)
 
 
 def _features(

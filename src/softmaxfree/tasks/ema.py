@@ -13,7 +13,8 @@ class MovingAverage(WeightAveraging):
 
     The average is in place during validation and after training, and is the `state_dict` of every
     checkpoint; the weights that training goes on with are beside it. It forgets faster at first:
-    step t keeps min(decay, (1 + t) / (10 + t)) of it.
+    step t keeps min(decay, (1 + t) / (10 + t)) of it. Counters, and buffers that a module lists as
+    `unaveraged`, are the current ones.
     """
 
     def __init__(self, decay: float) -> None:
@@ -31,6 +32,15 @@ class MovingAverage(WeightAveraging):
             torch._foreach_lerp_(list(averages), list(currents), 1 - keep)
         else:  # counters, such as batch normalisation's
             torch._foreach_copy_(list(averages), list(currents))
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any
+    ) -> None:
+        super().on_train_batch_end(trainer, pl_module, *args, **kwargs)
+        assert self._average_model is not None
+        for average, current in zip(self._average_model.module.modules(), pl_module.modules()):
+            for name in getattr(current, "unaveraged", ()):
+                getattr(average, name).copy_(getattr(current, name))
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
