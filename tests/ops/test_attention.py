@@ -153,6 +153,42 @@ def test_exact_attention_matches_the_reference(keys: int | None, normalize: bool
 
 
 @NORMALIZE
+@pytest.mark.parametrize("junk", [1e6, torch.nan])
+@pytest.mark.parametrize("tied", [True, False])
+def test_padding_changes_nothing_of_exact_attention(
+    tied: bool, junk: float, normalize: bool
+) -> None:
+    """Of neither results nor gradients, to the digits of float32."""
+    q, k, v, _ = (x.float() for x in inputs(20, None if tied else 20))
+    mask = torch.arange(30) % 3 > 0
+    kept = mask.nonzero().squeeze(-1)
+    cotangent = tokens(*v.shape, seed=4).float()
+
+    def results(q: Tensor, k: Tensor, v: Tensor, *masks: Tensor) -> list[Tensor]:
+        leaves = [x.requires_grad_() for x in ((q, v) if tied else (q, k, v))]
+        out = gaussian_attention(q, q if tied else k, v, normalize, *masks)
+        out = out[..., kept, :] if masks else out
+        gradients = torch.autograd.grad(out, leaves, cotangent)
+        return [out, *(x[..., kept, :] if masks else x for x in gradients)]
+
+    def padded(x: Tensor) -> Tensor:
+        full = x.new_full((*x.shape[:-2], 30, x.shape[-1]), junk)
+        full[..., kept, :] = x
+        return full
+
+    masks = (mask,) if tied else (mask, mask)
+    got = results(padded(q), padded(k), padded(v), *masks)
+    for one, other in zip(got, results(q, k, v)):
+        assert relative_error(one, other) < 5e-7
+
+
+def test_masks_of_exact_attention_are_checked() -> None:
+    q, k, v, _ = inputs(12, 9)
+    with pytest.raises(ValueError, match="query_mask"):
+        gaussian_attention(q, k, v, True, query_mask=torch.ones(9, dtype=torch.bool))
+
+
+@NORMALIZE
 def test_a_bottleneck_of_all_tokens_is_exact(normalize: bool) -> None:
     """A A^+ A = A: SOFT is then exact Gaussian attention. SOFT++ is D^-1/2 S D^-1/2 where all
     row sums are equal, as for tokens on a circle."""

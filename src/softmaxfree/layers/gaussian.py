@@ -28,5 +28,7 @@ class GaussianAttention(MultiHeadAttention):
         self.normalize = normalize
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
-        mask = None if layout.mask is None else layout.mask.unsqueeze(1)
-        return gaussian_attention(q, k, v, self.normalize, mask)
+        mask, query_mask = (
+            None if kept is None else kept.unsqueeze(1) for kept in (layout.mask, layout.query_mask)
+        )
+        return gaussian_attention(q, k, v, self.normalize, mask, query_mask)

@@ -18,7 +18,12 @@ from .precision import compute_dtype, tiny, without_autocast
 
 
 def gaussian_attention(
-    q: Tensor, k: Tensor, v: Tensor, normalize: bool = False, mask: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    normalize: bool = False,
+    mask: Tensor | None = None,
+    query_mask: Tensor | None = None,
 ) -> Tensor:
     """Exact attention with the Gaussian kernel, at quadratic cost: S V, S = `gaussian_kernel`.
 
@@ -29,6 +34,8 @@ def gaussian_attention(
         normalize: Divide S_ij by the roots of its row's and its column's sum. The spectral norm
             is then at most 1; without it the norm grows with the number of tokens.
         mask: (..., l), True for the keys to keep.
+        query_mask: (..., n), True for the queries that count in the columns' sums. If not given,
+            all do, and those that are kept as keys where k is q.
 
     Returns:
         (..., n, e), in v's type.
@@ -37,23 +44,29 @@ def gaussian_attention(
     check_same_width(q=q, k=k)
     check_same_length(k=k, v=v)
     leading = broadcast_leading(q=q, k=k, v=v)
-    tied = k is q
     dtype = compute_dtype(q, k, v)
     x, y, values = q.to(dtype), k.to(dtype), v.to(dtype)
+    symmetric = k is q and mask is None and query_mask is None
+    if query_mask is None and k is q:
+        query_mask = mask
     if mask is not None:
         check_mask("mask", mask, leading, k.shape[-2])
-        y, values = _finite_where_dropped(y, mask), _dropped_to_zero(values, mask)
-        x = y if tied else x
+        y, values = _dropped_to_mean(y, mask), _dropped_to_zero(values, mask)
+    if query_mask is not None:
+        check_mask("query_mask", query_mask, leading, q.shape[-2])
+        x = _finite_where_dropped(x, query_mask)
     with without_autocast(x):
-        kernel = kernel_matrix(x, None if tied else y, token_scale(q.shape[-1]))
+        kernel = kernel_matrix(x, None if symmetric else y, token_scale(q.shape[-1]))
         if mask is not None:
             kernel = kernel * mask.unsqueeze(-2)
         if not normalize:
             return (kernel @ values).to(v.dtype)
         floor = tiny(dtype)
         rows = kernel.sum(-1, keepdim=True).clamp(min=floor).rsqrt()
-        # Tied, a column's sum is its row's: queries that are masked as keys count in neither.
-        columns = rows if tied else kernel.sum(-2).unsqueeze(-1).clamp(min=floor).rsqrt()
+        columns = rows
+        if not symmetric:
+            counted = x.new_ones(q.shape[-2]) if query_mask is None else query_mask.to(dtype)
+            columns = (kernel.mT @ counted.unsqueeze(-1)).clamp(min=floor).rsqrt()
         return (rows * (kernel @ (columns * values))).to(v.dtype)
 
 
@@ -151,6 +164,13 @@ def landmark_attention(
 
 def _dropped_to_zero(tokens: Tensor, mask: Tensor) -> Tensor:
     return tokens.masked_fill(~mask.unsqueeze(-1), 0)
+
+
+def _dropped_to_mean(tokens: Tensor, mask: Tensor) -> Tensor:
+    """Dropped tokens where the others' mean is: there they leave the kernel's centre in place."""
+    tokens = _dropped_to_zero(tokens, mask)
+    count = mask.sum(-1)[..., None, None].clamp(min=1)
+    return torch.where(mask.unsqueeze(-1), tokens, tokens.detach().sum(-2, keepdim=True) / count)
 
 
 def _finite_where_dropped(tokens: Tensor, mask: Tensor) -> Tensor:
