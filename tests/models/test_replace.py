@@ -8,6 +8,7 @@ from dataclasses import FrozenInstanceError
 import pytest
 import timm
 import torch
+from timm.models import checkpoint_seq
 from torch import Tensor, nn
 
 from softmaxfree import MultiHeadAttention, register_attention, replace_attention, tie_qk
@@ -86,17 +87,24 @@ def test_every_attention_trains_in_every_model(kind: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_there_and_back_is_where_it_was(kind: str) -> None:
+@pytest.mark.parametrize(
+    "names",
+    [["softmax"], ["softpp"], ["softpp", "performer"], ["softmax", "softpp", "soft"]],
+    ids=str,
+)
+def test_there_and_back_is_where_it_was(kind: str, names: list[str]) -> None:
     model, x = MODELS[kind](), images(2, 3, SIDES[kind], SIDES[kind])
     before, expected = deepcopy(model), model(x)
-    replace_attention(model, "softmax", measure=False)
+    for name in names:
+        replace_attention(model, name, measure=False)
     report = replace_attention(model, "original", measure=False)
     assert report.layers == (3 if kind == "swin" else 2)
+    assert set(report.kept) >= {"q", "k", "v", "proj"}
     assert not report.new
     assert same_weights(model, before)
     assert str(model) == str(before)
     assert torch.equal(model(x), expected)
-    assert not model.patch_embed._forward_hooks
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     assert replace_attention(model, "original", measure=False).layers == 0
 
 
@@ -110,28 +118,57 @@ def test_weights_are_kept_through_several_attentions(kind: str) -> None:
     assert report.new == ("sampler.weight", "landmark_norm.0.weight", "landmark_norm.0.bias")
     position = ("relative_position_bias_table",) * (kind == "swin")
     assert report.dropped == ("k", *position)
-    report = replace_attention(model, "performer", measure=False)
-    assert report.kept == ("q", "k (a copy of q)", "v", "proj")
-    assert report.dropped == (
-        "sampler.weight", "landmark_norm.0.weight", "landmark_norm.0.bias"
-    )  # fmt: skip
     with torch.no_grad():  # as training does
         for layer in layers(model):
             layer.proj.bias += 1
             layer.v.weight += 1
+    report = replace_attention(model, "performer", measure=False)
+    assert report.kept == ("q", "k", "v", "proj")
+    assert report.dropped == (
+        "sampler.weight", "landmark_norm.0.weight", "landmark_norm.0.bias"
+    )  # fmt: skip
     report = replace_attention(model, "original", measure=False)
     assert report.kept == ("q", "k", "v", "proj", *position)
     for holder, old in zip(holders, before):
         q, k, v = holder.attn.qkv.weight.chunk(3)
-        old_q, _, old_v = old.qkv.weight.chunk(3)
+        old_q, old_k, old_v = old.qkv.weight.chunk(3)
         assert torch.equal(q, old_q)
-        assert torch.equal(k, old_q)
+        assert torch.equal(k, old_k)
         assert torch.equal(v, old_v + 1)
         assert torch.equal(holder.attn.proj.weight, old.proj.weight)
         assert torch.equal(holder.attn.proj.bias, old.proj.bias + 1)
-        q, k, v = holder.attn.qkv.bias.chunk(3)
-        assert torch.equal(q, k)
-        assert torch.equal(v, old.qkv.bias.chunk(3)[2])
+        assert torch.equal(holder.attn.qkv.bias, old.qkv.bias)
+
+
+@pytest.mark.parametrize("part", ["weight", "bias"])
+def test_keys_of_queries_that_were_trained_are_a_copy(part: str) -> None:
+    for back in ("original", "softmax"):
+        model = vit()
+        replace_attention(model, "softpp", measure=False)
+        with torch.no_grad():
+            for layer in layers(model):
+                getattr(layer.q, part)[0] += 1
+        report = replace_attention(model, back, measure=False)
+        assert "k (a copy of q)" in report.kept
+        replace_attention(model, "original", measure=False)
+        for block in model.blocks:
+            for weights in (block.attn.qkv.weight, block.attn.qkv.bias):
+                q, k, _ = weights.chunk(3)
+                assert torch.equal(q, k)
+
+
+def test_keys_come_back_as_the_last_attention_that_had_some_left_them() -> None:
+    model = vit()
+    replace_attention(model, "softmax", measure=False)
+    with torch.no_grad():
+        for layer in layers(model):
+            layer.k.weight += 1
+    expected = [layer.k.weight.clone() for layer in layers(model)]
+    replace_attention(model, "softpp", measure=False)
+    model = deepcopy(model).bfloat16()  # keys follow
+    replace_attention(model, "original", measure=False)
+    for block, k in zip(model.blocks, expected):
+        assert torch.equal(block.attn.qkv.weight.chunk(3)[1], k.bfloat16())
 
 
 def test_an_attention_with_other_options_keeps_its_own_weights() -> None:
@@ -364,6 +401,46 @@ def test_gradient_checkpointing_with_images_of_several_sizes() -> None:
         torch.testing.assert_close(plain, checkpointed)
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("every", [1, 2])
+def test_gradient_checkpointing_with_two_grids_of_as_many_tokens(
+    reentrant: bool, every: int
+) -> None:
+    model = vit(img_size=128, dynamic_img_size=True, depth=3).train()
+    replace_attention(model, "softpp", ratio=2, value_conv=3, measure=False)
+
+    def logits(x: Tensor, checkpointing: bool) -> Tensor:
+        if not checkpointing:
+            return model(x)
+        tokens = model.norm_pre(model._pos_embed(model.patch_embed(x)))
+        tokens = checkpoint_seq(model.blocks, tokens, every, use_reentrant=reentrant)
+        return model.forward_head(model.norm(tokens))
+
+    found = []
+    for checkpointing in (False, True):
+        model.zero_grad()
+        wide = logits(images(1, 3, 32, 128), checkpointing)
+        tall = logits(images(1, 3, 128, 32), checkpointing)
+        (wide.sum() + tall.square().sum()).backward()
+        found.append([parameter.grad.clone() for parameter in model.parameters()])
+    for plain, checkpointed in zip(*found):
+        torch.testing.assert_close(plain, checkpointed)
+
+
+def test_gradients_of_single_images_by_torch_func() -> None:
+    model, x = vit(), images(2, 3, 64, 64)
+    replace_attention(model, "softpp", measure=False)
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+    def loss(weights: dict[str, Tensor], image: Tensor) -> Tensor:
+        return torch.func.functional_call(model, weights, image[None]).sum()
+
+    found = torch.func.vmap(torch.func.grad(loss), (None, 0))(weights, x)
+    together = torch.func.grad(lambda w: loss(w, x[0]) + loss(w, x[1]))(weights)
+    for name, gradient in together.items():
+        torch.testing.assert_close(found[name].sum(0), gradient, rtol=1e-4, atol=1e-5)
+
+
 def test_compiled_models() -> None:
     model = vit(dynamic_img_size=True, depth=1)
     replace_attention(model, "softpp", measure=False)
@@ -486,10 +563,12 @@ def test_heads_of_another_width_are_refused() -> None:
         ("softermax", {}, "unknown attention 'softermax'"),
         ("softmax", {"tokens": 49}, "attention 'softmax' has no tokens; leave it out, or choose"),
         ("softpp", {"prefix_tokens": 2}, "prefix_tokens follows from the model"),
+        ("softmax", {"qkv_bias": False}, "qkv_bias follows from the model"),
+        ("soft", {"normalize": True}, "normalize is what tells softpp from soft"),
         ("softpp", {"tokens": 50}, "tokens must be a square number"),
         ("original", {"tokens": 49}, "the original attention has no options; leave out tokens"),
     ],
-    ids=["name", "option", "model's", "value", "original"],
+    ids=["name", "option", "model's", "weights'", "name's", "value", "original"],
 )
 def test_what_is_refused_changes_nothing(
     name: str, options: dict[str, object], reason: str

@@ -1,6 +1,6 @@
 """Another attention in timm's ViT, DeiT and Swin: put in, measured, and taken out again."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from ..layers.multihead import MultiHeadAttention
 from ..layers.samplers import Size
 from ..layers.table import attention_options, build_attention, chosen_options
 from .cost import cost, image_bytes
-from .soft import window_ratio
+from .soft import check_own_options, window_ratio
 
 ORIGINAL = "original"
 """The name of timm's own attention."""
@@ -33,8 +33,6 @@ TOKENS = 49
 
 _PROJECTIONS = ("q", "k", "v", "proj")
 _COPIED = "k (a copy of q)"
-_FROM_MODEL = ("ndim", "max_size", "prefix_tokens", "qkv_bias")
-"""Options of an attention that follow from the model it is put into."""
 _EXTRAS = {"q_norm": "qk_norm", "k_norm": "qk_norm", "norm": "scale_attn_norm", "gate": "gated"}
 """Parts that timm's attention may have, and the arguments that ask for them."""
 
@@ -92,13 +90,17 @@ def replace_attention(
 
         report = replace_attention(model, "softpp", tokens=49)
         print(report)
-        replace_attention(model, "original")
+        replace_attention(model, "original")  # the model as it came
 
-    Projections are kept: a tied attention takes the queries', and gives it to queries and keys
-    where the next one has both. In a Swin the new attention is over the whole map: windows, their
-    shifts and the bias of relative positions are left out, and come back with the original. The
-    weights of the new attention that are not kept are drawn at random, to be trained. Optimisers
-    that hold the model's parameters are to be built anew.
+    What the new attention has no place for is set aside for the way back: the keys' projection, if
+    it is tied, and a Swin's bias of relative positions. Neither is in the model's `state_dict`.
+    Where queries have been trained or loaded since, keys come back as a copy of them; the bias
+    comes back as it was set aside.
+
+    Projections are kept. In a Swin the new attention is over the whole map: windows and their
+    shifts are left out, and come back with the original. The weights of the new attention that are
+    not kept are drawn at random, to be trained. Optimisers that hold the model's parameters are to
+    be built anew.
 
     Args:
         model: A `VisionTransformer` (also distilled) or `SwinTransformer` of timm, or what
@@ -167,6 +169,49 @@ def tie_qk(model: nn.Module) -> nn.Module:
     return model
 
 
+def replaceable(model: nn.Module) -> bool:
+    """Whether a model is of the kind that `replace_attention` and `tie_qk` are for."""
+    return _core(model) is not None
+
+
+def rename_projections(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Weights of a ViT or Swin, with the projections also under the names the model has for them.
+
+    They may come from a model with timm's own attention, with another in its place, or with
+    queries tied to keys. Where they have no keys, these are the queries.
+
+    Args:
+        state: A state dict; what it has under a name of the model's stays as it is.
+        model: What is to take the weights.
+    """
+    renamed: dict[str, Tensor] = {}
+    for place, attention in model.named_modules():
+        if not isinstance(attention, Attention | WindowAttention | Replaced):
+            continue
+        for leaf in ("weight", "bias"):
+            found = _saved_projections(state, place, leaf)
+            if isinstance(attention, Replaced):
+                found = {f"layer.{part}": tensor for part, tensor in found.items()}
+            elif isinstance(attention.qkv, TiedProjection):
+                found = {f"qkv.{p}" if p != "proj" else p: tensor for p, tensor in found.items()}
+            elif {"q", "v"} <= set(found):
+                found["qkv"] = torch.cat([found.pop(part) for part in ("q", "k", "v")])
+            renamed |= {f"{place}.{part}.{leaf}": tensor for part, tensor in found.items()}
+    return renamed | dict(state)
+
+
+def _saved_projections(state: Mapping[str, Tensor], place: str, leaf: str) -> dict[str, Tensor]:
+    """The tensors q, k, v and proj of an attention, whatever names they were saved under."""
+    found = {}
+    if f"{place}.qkv.{leaf}" in state:
+        found = dict(zip(("q", "k", "v"), state[f"{place}.qkv.{leaf}"].chunk(3)))
+    for prefix in (f"{place}.", f"{place}.qkv.", f"{place}.layer."):
+        for part in _PROJECTIONS:
+            if f"{prefix}{part}.{leaf}" in state:
+                found[part] = state[f"{prefix}{part}.{leaf}"]
+    return {"k": found["q"]} | found if "q" in found else found
+
+
 class TiedProjection(nn.Module):
     """One projection for queries and keys, one for values, in place of timm's `qkv`."""
 
@@ -181,26 +226,51 @@ class TiedProjection(nn.Module):
 
 
 class Grid:
-    """The grid of the image that passes through a ViT: a hook of its patch embedding."""
+    """The grid of the image that passes through a ViT.
+
+    A hook of its patch embedding reads it. Gradient checkpointing runs blocks again when other
+    images have passed: before a block, and before its attention, the grid is left with the memory
+    of the tokens, which a checkpoint keeps, and is found there again. Where saved tensors are
+    moved meanwhile (`torch.autograd.graph.save_on_cpu`), all images before one backward pass must
+    have one grid.
+    """
 
     def __init__(self, size: Size) -> None:
         self.size = size
-        self.seen: dict[int, Size] = {}
 
     def __call__(self, embed: Any, inputs: tuple[Tensor, ...], tokens: Tensor) -> None:
         if tokens.ndim == 4:  # (B, H, W, dim), of models with dynamic_img_size
             self.size = tuple(tokens.shape[1:3])
         else:
             self.size = tuple(embed.dynamic_feat_size(tuple(inputs[0].shape[-2:])))
+
+    def before_block(self, block: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self.of(inputs[0])
+
+    def of(self, tokens: Tensor) -> Size:
+        """That of tokens (B, prefix + N, dim) that pass for the first time, or once more."""
         if not torch.compiler.is_compiling():
-            self.seen[self.size[0] * self.size[1]] = self.size
+            try:
+                memory: Any = tokens.untyped_storage()
+            except NotImplementedError:  # of torch.func's tensors, which have none
+                return self.size
+            self.size = memory.__dict__.setdefault("softmaxfree_grid", self.size)
+        return self.size
 
-    def of(self, tokens: int) -> Size:
-        """That of the last image of so many tokens.
 
-        With gradient checkpointing blocks run again after images of other sizes have passed.
-        """
-        return self.size if torch.compiler.is_compiling() else self.seen.get(tokens, self.size)
+@dataclass(frozen=True)
+class Keys:
+    """Keys' projection that a tied attention has no place for, and the queries' it belongs to."""
+
+    q: nn.Linear
+    k: nn.Linear
+
+    def beside(self, q: nn.Linear) -> nn.Linear | None:
+        """The projection, as long as the queries' is what it was."""
+        for was, now in ((self.q.weight, q.weight), (self.q.bias, q.bias)):
+            if now is not None and not now.is_meta and not torch.equal(was.to(now), now):
+                return None
+        return deepcopy(self.k).to(q.weight).train(q.training)
 
 
 class Replaced(nn.Module):
@@ -210,11 +280,14 @@ class Replaced(nn.Module):
         layer: The attention.
         original: timm's, without the weights that the layer has taken over.
         tied: Whether timm's had one projection for queries and keys.
+        keys: Of a layer without keys, those that were there before.
     """
 
-    def __init__(self, layer: MultiHeadAttention, original: Any, tied: bool) -> None:
+    def __init__(
+        self, layer: MultiHeadAttention, original: Any, tied: bool, keys: Keys | None
+    ) -> None:
         super().__init__()
-        self.layer, self.tied = layer, tied
+        self.layer, self.tied, self.keys = layer, tied, keys
         self.proj_drop = original.proj_drop
         self._original = (original,)  # not a part: its weights are not the model's
         self.train(original.training)
@@ -227,8 +300,15 @@ class Replaced(nn.Module):
 class TokenAttention(Replaced):
     """Called as the attention of timm's ViT is."""
 
-    def __init__(self, layer: MultiHeadAttention, original: Any, tied: bool, grid: Grid) -> None:
-        super().__init__(layer, original, tied)
+    def __init__(
+        self,
+        layer: MultiHeadAttention,
+        original: Any,
+        tied: bool,
+        keys: Keys | None,
+        grid: Grid,
+    ) -> None:
+        super().__init__(layer, original, tied, keys)
         self.grid = grid
 
     def forward(
@@ -240,8 +320,7 @@ class TokenAttention(Replaced):
                 "an attention that was replaced takes no attn_mask and no is_causal; leave them "
                 "out or put the original back"
             )
-        size = self.grid.of(x.shape[1] - self.layer.prefix_tokens)
-        return self.proj_drop(self.layer(x, size))
+        return self.proj_drop(self.layer(x, self.grid.of(x)))
 
 
 class MapAttention(Replaced):
@@ -295,6 +374,8 @@ class _Change:
 
     place: _Place
     layer: MultiHeadAttention | None
+    keys: Keys | None
+    """What the layer has no place for."""
     kept: list[str]
     new: list[str]
     dropped: list[str]
@@ -309,8 +390,8 @@ class _Projections:
     proj: nn.Linear
 
 
-def _backbone(model: nn.Module, caller: str) -> Any:
-    """The ViT, the Swin, or the parts of a Swin that features are taken from."""
+def _core(model: nn.Module) -> Any:
+    """The ViT, the Swin, or the parts of a Swin that features are taken from; None without one."""
     core: Any = model
     if isinstance(model, FeatureGetterNet):
         core = model.model
@@ -322,10 +403,17 @@ def _backbone(model: nn.Module, caller: str) -> Any:
         isinstance(part, SwinTransformerStage) for part in core.children()
     ):
         return core
-    raise ValueError(
-        f"{caller} is for timm's VisionTransformer (ViT, DeiT) and SwinTransformer, got "
-        f"{type(core).__name__}; pass such a model, without other modules around it"
-    )
+    return None
+
+
+def _backbone(model: nn.Module, caller: str) -> Any:
+    core = _core(model)
+    if core is None:
+        raise ValueError(
+            f"{caller} is for timm's VisionTransformer (ViT, DeiT) and SwinTransformer, got "
+            f"{type(model).__name__}; pass such a model, without other modules around it"
+        )
+    return core
 
 
 def _places(core: Any) -> list[_Place]:
@@ -363,10 +451,10 @@ def _places(core: Any) -> list[_Place]:
 
 
 def _chosen(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    check_own_options(name, options)
+    if "qkv_bias" in options:
+        raise ValueError("qkv_bias follows from the model's weights; leave it out")
     chosen = chosen_options(name, **options)
-    for option in _FROM_MODEL:
-        if option in chosen:
-            raise ValueError(f"{option} follows from the model; leave it out")
     if not {"tokens", "ratio"} & set(chosen) and "tokens" in attention_options(name):
         chosen["tokens"] = TOKENS
     return chosen
@@ -410,9 +498,13 @@ def _built(name: str, place: _Place, options: dict[str, Any]) -> _Change:
         setattr(layer, part, deepcopy(had.q) if given is None else given)
     if type(old) is type(layer):
         kept |= _copy_same(old, layer)
+    keys = None
+    if layer.k is None and had.k is not None and not place.tied:
+        keys = Keys(deepcopy(had.q), had.k)
     return _Change(
         place,
         layer,
+        keys,
         list(kept.values()),
         [part for part in _parts(layer) if part not in kept],
         [part for part in _had_parts(place) if part not in kept],
@@ -440,9 +532,9 @@ def _restored(place: _Place) -> _Change:
     parts = _parts(place.attention.layer)
     kept = [part for part in parts if part in _PROJECTIONS]
     if "k" not in parts and not place.tied:
-        kept.append(_COPIED)
+        kept.append("k" if _projections(place.attention).k is not None else _COPIED)
     kept += [name for name, _ in place.attention.original.named_parameters()]
-    return _Change(place, None, kept, [], [part for part in parts if part not in kept])
+    return _Change(place, None, None, kept, [], [part for part in parts if part not in kept])
 
 
 def _commit(core: Any, change: _Change) -> None:
@@ -452,16 +544,16 @@ def _commit(core: Any, change: _Change) -> None:
         if isinstance(holder, WholeMapBlock):
             holder.__class__ = SwinTransformerBlock
     elif isinstance(attention, Replaced):
-        attention.layer = layer
+        attention.layer, attention.keys = layer, change.keys
     else:
         tied = isinstance(attention.qkv, TiedProjection)
         # Not deleted: weights keep their order for when they are back.
         attention.qkv, attention.proj = nn.Identity(), nn.Identity()
         if isinstance(holder, SwinTransformerBlock):
-            holder.attn = MapAttention(layer, attention, tied)
+            holder.attn = MapAttention(layer, attention, tied, change.keys)
             holder.__class__ = WholeMapBlock
         else:
-            holder.attn = TokenAttention(layer, attention, tied, _grid(core))
+            holder.attn = TokenAttention(layer, attention, tied, change.keys, _grid(core))
 
 
 def _put_back(attention: Replaced) -> nn.Module:
@@ -477,26 +569,34 @@ def _put_back(attention: Replaced) -> nn.Module:
 
 
 def _grid(core: Any) -> Grid:
-    """The hook that the patch embedding has; gives it one if it has none."""
+    """That of the model's hooks; gives it some if it has none."""
     embed = core.patch_embed
     for hook in embed._forward_hooks.values():
         if isinstance(hook, Grid):
             return hook
     grid = Grid(tuple(embed.grid_size))
     embed.register_forward_hook(grid)
+    for block in core.blocks:
+        block.register_forward_pre_hook(grid.before_block)
     return grid
 
 
 def _remove_grid(core: Any) -> None:
-    hooks = core.patch_embed._forward_hooks
-    for key in [key for key, hook in hooks.items() if isinstance(hook, Grid)]:
-        del hooks[key]
+    for module in core.modules():
+        for hooks in (module._forward_hooks, module._forward_pre_hooks):
+            for key in [key for key, hook in hooks.items() if _of_grid(hook)]:
+                del hooks[key]
+
+
+def _of_grid(hook: Any) -> bool:
+    return isinstance(getattr(hook, "__self__", hook), Grid)
 
 
 def _projections(attention: Any) -> _Projections:
     if isinstance(attention, Replaced):
         layer: Any = attention.layer
-        return _Projections(layer.q, layer.k, layer.v, layer.proj)
+        k = attention.keys.beside(layer.q) if attention.keys else layer.k
+        return _Projections(layer.q, k, layer.v, layer.proj)
     qkv = attention.qkv
     if isinstance(qkv, TiedProjection):
         return _Projections(qkv.q, None, qkv.v, attention.proj)

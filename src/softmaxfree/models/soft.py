@@ -7,7 +7,7 @@ Two families carry the name. The journal's table has the softmax-free attention 
 (`soft_tiny_fudan` to `softpp_huge_fudan`), and only for it are there checkpoints.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -25,6 +25,8 @@ from .backbone import Backbone, PositionEmbedding, default_cfg, pair, spread_dro
 from .checkpoints import checkpoint_filter_fn
 
 STAGE4 = ("soft", "softmax", "gaussian")
+FROM_MODEL = ("ndim", "max_size", "prefix_tokens")
+"""Options of an attention that follow from the model it is in."""
 
 
 class Stage(nn.Module):
@@ -79,7 +81,8 @@ class SoftmaxFreeTransformer(Backbone):
         attention: Of all stages, a name of `softmaxfree.layers.table`: `soft`, `softpp`, `softmax`,
             `linformer`, `spatial_reduction`, `performer`, `nystromformer`, `reformer`,
             `skyformer`, `gaussian`, or one that was registered.
-        attention_options: Options of that attention alone, such as `{"features": 64}`.
+        attention_options: Options of that attention alone, such as `{"features": 64}`; what the
+            model has an argument for is refused.
         stage4: The last stage's: `soft` for the same as in the others, `softmax`, `gaussian`.
         tie_qk: Queries and keys share a projection; if not given, as the attention has it.
         sampler: How bottleneck tokens are made: `conv`, `avg`, `random` or `biased`.
@@ -143,9 +146,10 @@ class SoftmaxFreeTransformer(Backbone):
             )
         if stem_stride not in (2, 4):
             raise ValueError(f"stem_stride must be 4 or 2, got {stem_stride}")
-        options = chosen_options(
-            attention, tie_qk=tie_qk, sampler=sampler, tokens=tokens, inverse=inverse, iters=iters,
-            ridge=ridge, pad=pad, **(attention_options or {}),
+        options = all_options(
+            attention, attention_options, {"ratio": "ratios", "value_conv": "value_conv"},
+            tie_qk=tie_qk, sampler=sampler, tokens=tokens, inverse=inverse, iters=iters,
+            ridge=ridge, pad=pad,
         )  # fmt: skip
 
         with torch.device(device or torch.get_default_device()):
@@ -271,6 +275,44 @@ def _four(name: str, values: Any, least: float = 1) -> tuple[Any, ...]:
     if len(four) != 4 or min(four) < least:
         raise ValueError(f"{name} must be 4 numbers, {least} or more, got {values!r}")
     return four
+
+
+def all_options(
+    attention: str,
+    alone: Mapping[str, Any] | None,
+    per_layer: Mapping[str, str],
+    **arguments: Any,
+) -> dict[str, Any]:
+    """What all layers of an attention are built with; refuses what would be set twice.
+
+    Args:
+        attention: Its name.
+        alone: The model's `attention_options`.
+        per_layer: Options that differ from layer to layer, and the model's arguments for them.
+        arguments: The model's arguments that are options of the attention, None if not given.
+    """
+    alone = alone or {}
+    check_own_options(attention, alone)
+    names = {option: option for option in arguments} | dict(per_layer)
+    for option in alone:
+        if option in names:
+            raise ValueError(
+                f"{option} in attention_options is set by an argument of the model; "
+                f"pass {names[option]} there"
+            )
+    return chosen_options(attention, **arguments, **alone)
+
+
+def check_own_options(attention: str, options: Iterable[str]) -> None:
+    """Refuses options that the model, or the attention's name, settles."""
+    for option in options:
+        if option in FROM_MODEL:
+            raise ValueError(f"{option} follows from the model; leave it out")
+        if option == "normalize" and attention in ("soft", "softpp"):
+            raise ValueError(
+                f"normalize is what tells softpp from soft, and attention is {attention!r}; "
+                "choose by the name"
+            )
 
 
 def window_ratio(side: int, tokens: int) -> int:

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from ..layers.blocks import PreNormBlock
 from ..layers.patches import PatchProjection
-from ..layers.table import build_attention, chosen_options
+from ..layers.table import build_attention
 from .backbone import Backbone, PositionEmbedding, default_cfg, pair, spread_drop_path, to_tokens
 from .checkpoints import checkpoint_filter_fn
+from .soft import all_options
 
 
 class SoftmaxFreeViT(Backbone):
@@ -34,7 +35,8 @@ class SoftmaxFreeViT(Backbone):
         ratio: Side of the window of tokens that becomes one bottleneck token.
         tokens: In place of the ratio: this many bottleneck tokens (a square number) at all sizes.
         attention: A name of `softmaxfree.layers.table`, as of `SoftmaxFreeTransformer`.
-        attention_options: Options of that attention alone, such as `{"features": 64}`.
+        attention_options: Options of that attention alone, such as `{"features": 64}`; what the
+            model has an argument for is refused.
         tie_qk: Queries and keys share a projection; if not given, as the attention has it.
         sampler: How bottleneck tokens are made: `conv`, `avg`, `random` or `biased`.
         inverse, iters, ridge: How the bottleneck matrix is inverted, see `softmaxfree.pinv`.
@@ -77,9 +79,10 @@ class SoftmaxFreeViT(Backbone):
                 "patch_size, embed_dim and depth must be at least 1, "
                 f"got {patch_size}, {embed_dim}, {depth}"
             )
-        options = chosen_options(
-            attention, tie_qk=tie_qk, sampler=sampler, tokens=tokens, inverse=inverse, iters=iters,
-            ridge=ridge, pad=pad, **(attention_options or {}),
+        options = all_options(
+            attention, attention_options, {"ratio": "ratio", "value_conv": "value_conv"},
+            tie_qk=tie_qk, sampler=sampler, tokens=tokens, inverse=inverse, iters=iters,
+            ridge=ridge, pad=pad,
         )  # fmt: skip
         with torch.device(device or torch.get_default_device()):
             super().__init__(in_chans)
