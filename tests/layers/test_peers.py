@@ -19,7 +19,7 @@ from softmaxfree.layers.linformer import LinformerAttention
 from softmaxfree.layers.multihead import Layout
 from softmaxfree.layers.nystromformer import NystromformerAttention, softmax_pinv
 from softmaxfree.layers.performer import PerformerAttention, favor, orthogonal_directions
-from softmaxfree.layers.reformer import ReformerAttention, lsh_attention
+from softmaxfree.layers.reformer import ReformerAttention, fixed_rotations, lsh_attention
 from softmaxfree.layers.skyformer import SkyformerAttention
 from softmaxfree.layers.softmax import SoftmaxAttention
 from softmaxfree.layers.spatial_reduction import SpatialReductionAttention
@@ -269,6 +269,34 @@ def test_reformer_finds_the_nearest() -> None:
     found = lsh_attention(qk, v, tokens(8, 32, 16, seed=2), 16, None)[0, 0, :, 0]
     twins = torch.cat([torch.arange(512, 1024), torch.arange(512)])
     assert ((found - twins).abs() < 60).double().mean() > 0.9
+
+
+def test_reformers_fixed_directions_are_as_normal_vectors() -> None:
+    cpu = torch.device("cpu")
+    drawn = fixed_rotations(4, 400, 16, cpu)
+    assert torch.equal(fixed_rotations(4, 7, 16, cpu), drawn[:, :7])
+    values = drawn.flatten().sort().values
+    expected = torch.special.ndtri((torch.arange(len(values)) + 0.5) / len(values))
+    assert (values - expected).abs().mean() < 0.02
+    flat = drawn.flatten(0, 1)
+    assert (flat.T @ flat / len(flat) - torch.eye(16)).abs().max() < 0.15
+    for axis in range(3):  # neighbours have nothing in common
+        n = drawn.shape[axis] - 1
+        for x in (drawn, drawn.square() - 1):
+            assert (x.narrow(axis, 0, n) * x.narrow(axis, 1, n)).mean().abs() < 0.05
+
+
+def test_reformer_is_exported_and_leaves_nothing_behind() -> None:
+    layer, x = ReformerAttention(12, 3, ndim=1, bucket=8).eval(), torch.randn(2, 50, 12)
+    expected = layer(x)
+    any_length = ({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC},)
+    graph = torch.export.export(layer, (x,), dynamic_shapes=any_length, strict=False).module()
+    for batch, n in ((2, 50), (3, 27), (1, 80)):
+        other = torch.randn(batch, n, 12)
+        assert relative_error(graph(other), layer(other)) < 1e-6
+    with torch.device("meta"):
+        assert ReformerAttention(12, 3, ndim=1, bucket=8).eval()(torch.randn(2, 50, 12)).is_meta
+    assert torch.equal(layer(x), expected)
 
 
 def test_reformer_has_one_projection_for_queries_and_keys() -> None:

@@ -1,6 +1,6 @@
 """Reformer: softmax among tokens sorted by a hash. Kitaev et al., 2020, arXiv 2001.04451."""
 
-from functools import lru_cache
+import math
 from typing import Any, ClassVar
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..ops.precision import compute_dtype, without_autocast
 from .multihead import Layout, MultiHeadAttention, dropped_to_zero
+from .samplers import _hashed
 
 SELF_SCORE = -5e4
 """Of a token with itself: it is its own nearest, so it counts only where it has no other."""
@@ -55,20 +56,16 @@ class ReformerAttention(MultiHeadAttention):
         if self.training:
             rotations = torch.randn(self.hashes, pairs, self.head_dim, device=q.device)
         else:
-            rotations = fixed_rotations(self.hashes, pairs, self.head_dim).to(q.device)
+            rotations = fixed_rotations(self.hashes, pairs, self.head_dim, q.device)
         return lsh_attention(q, v, rotations, self.bucket, layout.mask)
 
 
-@lru_cache(maxsize=16)
-def fixed_rotations(hashes: int, pairs: int, width: int) -> Tensor:
-    """(hashes, pairs, width), the first ones the same however many there are."""
-    return torch.stack(
-        [
-            torch.randn(hashes, width, generator=torch.Generator().manual_seed(i))
-            for i in range(pairs)
-        ],
-        1,
-    )
+def fixed_rotations(hashes: int, pairs: int, width: int, device: torch.device) -> Tensor:
+    """(hashes, pairs, width), normal, the first pairs the same however many there are."""
+    uniform = (_hashed((pairs, 2 * hashes * width), device) + 0.5) / 2**24
+    radius, angle = uniform.view(pairs, 2, hashes, width).unbind(1)
+    normal = (-2 * radius.log()).sqrt() * torch.cos(2 * math.pi * angle)  # Box and Muller
+    return normal.transpose(0, 1)
 
 
 def lsh_attention(
@@ -107,7 +104,8 @@ def lsh_attention(
             weights.append(logits.gather(-1, back))
         weight = torch.stack(weights).softmax(0).unsqueeze(-1)
         out = (torch.stack(results) * weight).sum(0)
-    return out[..., :n, :].to(v.dtype)
+    # Not as a slice: an exported graph is for all lengths, those without padding too.
+    return out.index_select(-2, torch.arange(n, device=out.device)).to(v.dtype)
 
 
 def _hash(tokens: Tensor, rotations: Tensor, bucket: int, kept: Tensor) -> Tensor:
@@ -116,7 +114,7 @@ def _hash(tokens: Tensor, rotations: Tensor, bucket: int, kept: Tensor) -> Tenso
     As many directions count as a sample's kept tokens ask for: what is padded changes nothing.
     """
     pairs = rotations.shape[1]
-    needed = -(-kept.sum(-1) // (2 * bucket)).clamp(max=pairs)  # (B,)
+    needed = -(-kept.sum(-1) // (2 * bucket))  # (B,), at most all
     places = torch.einsum("bhnd,rpd->bhrnp", tokens, rotations)
     unused = torch.arange(pairs, device=tokens.device) >= needed[:, None]
     unused = unused[:, None, None, None, :]
@@ -140,11 +138,11 @@ def _attend_chunks(
 
     # The first chunk looks back at the last one that holds a token to keep.
     last = (kept.sum(-1).clamp(min=1) - 1) // place.shape[-1]  # (B,)
-    before = torch.arange(-1, chunks - 1, device=order.device).expand(len(last), -1).clone()
+    before = torch.arange(-1, chunks - 1, device=order.device).expand(order.shape[0], -1).clone()
     before[:, 0] = last
 
     def with_chunk_before(x: Tensor) -> Tensor:
-        index = before.view(len(last), 1, chunks, *[1] * (x.ndim - 3)).expand_as(x)
+        index = before.view(-1, 1, chunks, *[1] * (x.ndim - 3)).expand_as(x)
         return torch.cat([x, x.gather(2, index)], 3)
 
     k, v, valid_keys = with_chunk_before(k), with_chunk_before(v), with_chunk_before(valid)
