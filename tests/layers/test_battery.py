@@ -1,15 +1,16 @@
 """Every attention of the table passes one battery, and so can a user's own."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from softmaxfree import MultiHeadAttention, register_attention
+from softmaxfree import MultiHeadAttention, SoftmaxFreeAttention, register_attention
 from softmaxfree.bench.contestants import layer_names
 from softmaxfree.layers.multihead import Layout
-from softmaxfree.layers.table import ATTENTIONS
+from softmaxfree.layers.table import ATTENTIONS, attention_class, attention_options
 from softmaxfree.testing import AttentionBattery
 
 for _name in [*layer_names(), "gaussian_plain"]:
@@ -80,9 +81,33 @@ def test_the_battery_finds_what_is_wrong() -> None:
             getattr(battery, check)()
 
 
+@pytest.mark.usefixtures("table")
+def test_a_class_that_is_defined_again_replaces_itself() -> None:
+    cell = "@register_attention('mine', tie_qk=False)\nclass Mine(Mean):\n    number = {}"
+    names = {"register_attention": register_attention, "Mean": Mean, "__name__": "__main__"}
+    for number in (1, 2):
+        exec(cell.format(number), names)
+        assert attention_class("mine").number == number
+    with pytest.raises(ValueError, match="there is an attention 'mine' already"):
+        register_attention("mine")(Mean)
+
+
+@pytest.mark.usefixtures("table")
+def test_options_are_arguments_by_whatever_name() -> None:
+    class Named(Mean):
+        def __init__(self, dim: int, num_heads: int, *, others: int = 1, **rest: Any) -> None:
+            super().__init__(dim, num_heads, **rest)
+
+    register_attention("named")(Named)
+    own, inherited = attention_options("named"), attention_options("softmax")
+    assert own == inherited | {"others"}
+
+
 def test_bad_registrations_are_refused() -> None:
     with pytest.raises(ValueError, match="there is an attention 'softpp' already"):
-        register_attention("softpp")
+        register_attention("softpp")(Mean)
+    with pytest.raises(ValueError, match="there is an attention 'soft' already"):
+        register_attention("soft")(SoftmaxFreeAttention)
     with pytest.raises(ValueError, match="must be a word of letters and _, got 'my attention'"):
         register_attention("my attention")
     with pytest.raises(ValueError, match="must be a subclass of MultiHeadAttention"):

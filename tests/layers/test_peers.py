@@ -13,7 +13,7 @@ from reformer_pytorch import LSHAttention
 from timm.models.pvt_v2 import Attention as PvtAttention
 from torch import Tensor, nn
 
-from softmaxfree import gaussian_attention
+from softmaxfree import SoftmaxFreeAttention, gaussian_attention
 from softmaxfree.bench.contestants import layer_names
 from softmaxfree.layers.linformer import LinformerAttention
 from softmaxfree.layers.multihead import Layout
@@ -69,7 +69,7 @@ def test_linformer(n: int) -> None:
 
 
 def test_linformer_with_a_full_projection_is_softmax() -> None:
-    ours = ready(LinformerAttention(12, 3, max_size=(4, 5), tokens=20, prefix_tokens=1))
+    ours = ready(LinformerAttention(12, 3, max_size=(4, 5), ratio=1, prefix_tokens=1))
     for weight in (ours.mix_keys, ours.mix_values):
         nn.init.eye_(weight)
     softmax = ready(SoftmaxAttention(12, 3, tie_qk=False, prefix_tokens=1))
@@ -84,6 +84,34 @@ def test_linformer_refuses_what_it_has_no_projection_for() -> None:
         layer(tokens(1, 25, 12), (5, 5))
     with pytest.raises(ValueError, match=r"max_size must be 2 sides of 1 or more, got \(4,\)"):
         LinformerAttention(12, 3, max_size=(4,))
+
+
+def test_linformer_has_as_many_mixtures_as_soft_has_bottleneck_tokens() -> None:
+    for size, options in (
+        ((4, 4), {"tokens": 49}),
+        ((16, 3), {"tokens": 49}),
+        ((10, 3), {"ratio": 4}),
+        ((64, 64), {"ratio": 16, "tokens": 9}),
+        ((20,), {"tokens": 30}),
+        ((20,), {"tokens": 6}),
+    ):
+        common = {"ndim": len(size), "prefix_tokens": 1} | options
+        ours = LinformerAttention(12, 3, max_size=size, **common)
+        soft = SoftmaxFreeAttention(12, 3, sampler="avg", **common)
+        x = torch.zeros(1, 3, 1 + math.prod(size), 4)
+        landmarks, _ = soft.sample(x, size, None)
+        assert ours.mix_keys.shape == (landmarks.shape[-2], x.shape[-2])
+
+
+def test_linformer_refuses_bad_numbers_of_mixtures() -> None:
+    for options, message in (
+        ({"ratio": 0}, "ratio must be at least 1, got 0"),
+        ({"tokens": 0}, "tokens must be at least 1, got 0"),
+        ({"tokens": -3}, "tokens must be at least 1, got -3"),
+        ({"tokens": 5}, "tokens must be a square number for images, got 5"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            LinformerAttention(12, 3, max_size=(4, 5), **options)
 
 
 @pytest.mark.parametrize("ratio", [1, 2, 4])
@@ -104,6 +132,28 @@ def test_spatial_reduction_is_pvts(ratio: int) -> None:
     ours.load_state_dict(state)
     x = tokens(2, 64, 12)
     assert relative_error(ours(x, (8, 8)), theirs(x, (8, 8))) < 1e-12
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    ("options", "grid"),
+    [({"ratio": 2}, (5, 4)), ({"ratio": 2, "tokens": 9}, (3, 3)), ({"ratio": 1}, (9, 8))],
+    ids=str,
+)
+def test_spatial_reduction_names_the_grid_it_leaves(
+    options: dict[str, int], grid: tuple[int, int], masked: bool
+) -> None:
+    layer = SpatialReductionAttention(12, 3, prefix_tokens=1, **options)
+    mask = torch.ones(2, 73, dtype=torch.bool) if masked else None
+    reduced, size, kept = layer.reduce(torch.randn(2, 73, 12), (9, 8), mask)
+    assert size == grid
+    assert reduced.shape[1] == 1 + math.prod(grid)
+    assert kept is None if mask is None else kept.shape == reduced.shape[:2]
+
+
+def test_spatial_reduction_refuses_a_bad_ratio() -> None:
+    with pytest.raises(ValueError, match="ratio must be at least 1, got 0"):
+        SpatialReductionAttention(12, 3, ratio=0)
 
 
 def test_performer() -> None:
@@ -206,6 +256,19 @@ def test_nystromformer_with_all_landmarks_is_softmax() -> None:
     softmax.load_state_dict(ours.state_dict())
     x = 3 * tokens(2, 16, 12)
     assert relative_error(ours(x, (4, 4)), softmax(x, (4, 4))) < 1e-6
+
+
+def test_nystromformer_averages_tied_tokens_once() -> None:
+    layer, x = ready(NystromformerAttention(12, 3, ndim=1, tie_qk=True)), tokens(2, 20, 12)
+    calls: list[object] = []
+    layer.sampler.register_forward_hook(lambda *call: calls.append(call))
+    q, v = layer._heads(layer.q(x)), layer._heads(layer.v(x))
+    mask = (torch.arange(20) < 13).expand(2, -1)
+    layout = Layout((20,), (20,), mask, mask)
+    got = layer.attend(q, q, v, layout)
+    assert len(calls) == 1
+    torch.testing.assert_close(layer.attend(q, q.clone(), v, layout), got)
+    assert len(calls) == 3
 
 
 def test_nystromformers_inverse_is_that_of_each_matrix() -> None:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .multihead import Layout, MultiHeadAttention, dropped_to_zero
-from .samplers import Size
+from .samplers import AvgSampler, Size
 
 
 class LinformerAttention(MultiHeadAttention):
@@ -21,7 +21,8 @@ class LinformerAttention(MultiHeadAttention):
     Args:
         dim, num_heads: Width of the tokens, and heads that divide it.
         max_size: The largest grid, (N,) or (H, W).
-        ratio, tokens: How many mixtures: as many as SOFT has bottleneck tokens on that grid.
+        ratio, tokens: How many mixtures: as many as SOFT has bottleneck tokens on that grid, with
+            its sampler `avg`.
         others: Of `MultiHeadAttention`.
     """
 
@@ -42,9 +43,10 @@ class LinformerAttention(MultiHeadAttention):
                 f"max_size must be {self.ndim} sides of 1 or more, got {tuple(max_size)}"
             )
         self.max_size = tuple(max_size)
-        places = self.prefix_tokens + math.prod(max_size)
-        mixtures = tokens or math.prod(-(-side // ratio) for side in max_size)
-        mixtures += self.prefix_tokens
+        sampler = AvgSampler(self.head_dim, self.ndim, ratio, tokens)
+        bins = sampler.grid(self.max_size) if tokens is None else sampler.bins(self.max_size)
+        places = self.prefix_tokens + math.prod(self.max_size)
+        mixtures = self.prefix_tokens + math.prod(bins)
         self.mix_keys = nn.Parameter(torch.empty(mixtures, places))
         self.mix_values = nn.Parameter(torch.empty(mixtures, places))
         for weight in (self.mix_keys, self.mix_values):

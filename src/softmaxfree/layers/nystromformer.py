@@ -44,8 +44,11 @@ class NystromformerAttention(MultiHeadAttention):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
         mask, prefix = layout.mask, self.prefix_tokens
-        q_landmarks, q_kept = sample_grid(self.sampler, q, layout.size, layout.query_mask, prefix)
-        k_landmarks, k_kept = sample_grid(self.sampler, k, layout.context_size, mask, prefix)
+        sampled = sample_grid(self.sampler, q, layout.size, layout.query_mask, prefix)
+        q_landmarks, q_kept = sampled
+        if k is not q:
+            sampled = sample_grid(self.sampler, k, layout.context_size, mask, prefix)
+        k_landmarks, k_kept = sampled
         scale = self.head_dim**-0.5
         with without_autocast(q):
             to_landmarks = _softmax(q * scale, k_landmarks, None, k_kept)  # (B, heads, N, m)

@@ -37,7 +37,7 @@ class SpatialReductionAttention(MultiHeadAttention):
     ) -> None:
         super().__init__(dim, num_heads, tie_qk=tie_qk, **others)
         self.reduction: _Reduction | None = None
-        if ratio > 1 or tokens is not None:
+        if ratio != 1 or tokens is not None:
             self.reduction = _Reduction(dim, self.ndim, ratio, tokens, pad)
             self.reduction_bias = nn.Parameter(torch.zeros(dim))
             self.reduction_norm = nn.LayerNorm(dim)
@@ -50,9 +50,12 @@ class SpatialReductionAttention(MultiHeadAttention):
         reduced, kept = sample_grid(
             self.reduction, source.unsqueeze(1), size, mask, self.prefix_tokens
         )
+        grid = self.reduction.grid(size)
+        if self.reduction.tokens is not None:
+            grid = self.reduction.bins(grid)
         bias = self.reduction_bias.expand(reduced.shape[-2] - self.prefix_tokens, -1)
         bias = nn.functional.pad(bias, (0, 0, self.prefix_tokens, 0))
-        return self.reduction_norm(reduced.squeeze(1) + bias), size, kept
+        return self.reduction_norm(reduced.squeeze(1) + bias), grid, kept
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
         return softmax_attention(q, k, v, layout.mask)

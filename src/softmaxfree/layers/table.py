@@ -30,6 +30,8 @@ ATTENTIONS: dict[str, Callable[..., MultiHeadAttention]] = {
 }
 """Each takes a width, a number of heads, and options, see `attention_options`."""
 
+_BUILT_IN = frozenset(ATTENTIONS)
+
 Attention = TypeVar("Attention", bound=type[MultiHeadAttention])
 
 
@@ -41,7 +43,8 @@ def register_attention(name: str, **defaults: Any) -> Callable[[Attention], Atte
             def attend(self, q, k, v, layout):
                 ...
 
-    `softmaxfree.testing.AttentionBattery` tests whether it keeps what the others keep.
+    `softmaxfree.testing.AttentionBattery` tests whether it keeps what the others keep. A class
+    that is defined again, as in a cell of a notebook, takes the place of its former self.
 
     Args:
         name: As in `attention=name`.
@@ -49,18 +52,25 @@ def register_attention(name: str, **defaults: Any) -> Callable[[Attention], Atte
     """
     if not name.isidentifier():
         raise ValueError(f"an attention's name must be a word of letters and _, got {name!r}")
-    if name in ATTENTIONS:
-        raise ValueError(f"there is an attention {name!r} already; choose another name")
 
     def register(attention: Attention) -> Attention:
         if not (inspect.isclass(attention) and issubclass(attention, MultiHeadAttention)):
             raise ValueError(
                 f"an attention must be a subclass of MultiHeadAttention, got {attention!r}"
             )
+        if name in _BUILT_IN or (
+            name in ATTENTIONS and not _same(attention_class(name), attention)
+        ):
+            raise ValueError(f"there is an attention {name!r} already; choose another name")
         ATTENTIONS[name] = partial(attention, **defaults) if defaults else attention
         return attention
 
     return register
+
+
+def _same(one: type, other: type) -> bool:
+    """Whether two classes come from one definition."""
+    return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
 
 
 def build_attention(name: str, dim: int, num_heads: int, **options: Any) -> MultiHeadAttention:
@@ -98,8 +108,8 @@ def attention_options(name: str) -> set[str]:
     """Names of the arguments that an attention takes, those of its base classes included."""
     found: set[str] = set()
     for base in attention_class(name).__mro__:
-        parameters = inspect.signature(base.__init__).parameters  # type: ignore[misc]
-        found |= set(parameters)
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        parameters = inspect.signature(base.__init__).parameters.values()  # type: ignore[misc]
+        found |= {p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
-    return found - {"self", "dim", "num_heads", "others", "args", "kwargs"}
+    return found - {"self", "dim", "num_heads"}
