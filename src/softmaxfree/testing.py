@@ -8,6 +8,7 @@ and pytest runs them all on the attention that was registered under that name.
 
 import copy
 import math
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from .layers.multihead import Layout, MultiHeadAttention
-from .layers.table import attention_class, build_attention
+from .layers.table import attention_class, build_attention, chosen_options
 
 DIM, HEADS = 24, 3
 
@@ -23,18 +24,32 @@ DIM, HEADS = 24, 3
 class AttentionBattery:
     """Shapes, gradients, masks, batches, precision and cost of a registered attention.
 
-    `name` is that of the table, `options` go to its constructor.
+    `name` is that of the table, `options` go to its constructor, which must know them.
     """
 
     name: ClassVar[str]
     options: ClassVar[dict[str, Any]] = {}
 
-    def build(self, ndim: int = 2, **options: Any) -> MultiHeadAttention:
-        """A small layer in float64, for evaluation."""
-        torch.manual_seed(0)
+    def build(self, ndim: int = 2, seed: int = 0, **options: Any) -> MultiHeadAttention:
+        """A small layer in float64, for evaluation; it need not have the options given here."""
+        torch.manual_seed(seed)
         defaults = {"ratio": 3, "max_size": (16,) * ndim if ndim == 2 else (256,)}
-        options = defaults | self.options | {"ndim": ndim} | options
+        own = chosen_options(self.name, **self.options)
+        options = defaults | own | {"ndim": ndim} | options
         return build_attention(self.name, DIM, HEADS, **options).double().eval()
+
+    def build_both(self, ndim: int = 2, **options: Any) -> Iterator[MultiHeadAttention]:
+        """With queries and keys as they are by default, and the other way if it can be had: tied,
+        or with projections of their own."""
+        layer = self.build(ndim, **options)
+        yield layer
+        try:
+            other = self.build(ndim, **options | {"tie_qk": not layer.tie_qk})
+        except ValueError as refusal:
+            if "tie_qk" not in str(refusal):
+                raise
+        else:
+            yield other
 
     def test_any_grid_keeps_its_shape(self) -> None:
         for size in ((1, 1), (3, 3), (5, 7), (16, 2), (1, 16)):
@@ -87,38 +102,42 @@ class AttentionBattery:
 
     def test_padding_changes_nothing(self) -> None:
         for options in ({}, {"tokens": 4}, {"value_conv": 3}, {"prefix_tokens": 1}):
-            layer = self.build(1, **options)
-            x = _tokens(2, 37, DIM)
-            padded = torch.cat([x, x.new_full((2, 20, DIM), torch.nan)], 1)
-            got = layer(padded, mask=(torch.arange(57) < 37).expand(2, -1))
-            assert _error(got[:, :37], layer(x)) < 1e-9, f"with {options}"
+            for layer in self.build_both(1, **options):
+                x = _tokens(2, 37, DIM)
+                padded = torch.cat([x, x.new_full((2, 20, DIM), torch.nan)], 1)
+                got = layer(padded, mask=(torch.arange(57) < 37).expand(2, -1))
+                error = _error(got[:, :37], layer(x))
+                assert error < 1e-9, f"with {options}, tie_qk={layer.tie_qk}: {error:.1e}"
 
     def test_padding_an_image_changes_nothing(self) -> None:
-        layer = self.build(tokens=4)
         x = _tokens(2, 6 * 5, DIM)
         canvas = torch.full((2, 9, 8, DIM), torch.nan, dtype=x.dtype)
         mask = torch.zeros(2, 9, 8, dtype=torch.bool)
         canvas[:, :6, :5], mask[:, :6, :5] = x.unflatten(1, (6, 5)), True
-        got = layer(canvas.flatten(1, 2), (9, 8), mask=mask.flatten(1))
-        assert _error(got.unflatten(1, (9, 8))[:, :6, :5].flatten(1, 2), layer(x, (6, 5))) < 1e-9
+        for layer in self.build_both(tokens=4):
+            got = layer(canvas.flatten(1, 2), (9, 8), mask=mask.flatten(1))
+            got = got.unflatten(1, (9, 8))[:, :6, :5].flatten(1, 2)
+            error = _error(got, layer(x, (6, 5)))
+            assert error < 1e-9, f"with tie_qk={layer.tie_qk}: {error:.1e}"
 
     def test_dropped_keys_change_nothing(self) -> None:
-        layer = self.build(1, tokens=4)
         x, other = _tokens(1, 40, DIM), _tokens(1, 40, DIM, seed=1)
         mask = torch.arange(40) % 3 > 0
         mixed = torch.where(mask[:, None], x, 100 * other)
-        first, second = layer(x, mask=mask[None]), layer(mixed, mask=mask[None])
-        assert _error(second[:, mask], first[:, mask]) < 1e-9
+        for layer in self.build_both(1, tokens=4):
+            first, second = layer(x, mask=mask[None]), layer(mixed, mask=mask[None])
+            error = _error(second[:, mask], first[:, mask])
+            assert error < 1e-9, f"with tie_qk={layer.tie_qk}: {error:.1e}"
 
     def test_a_sample_without_keys_is_finite(self) -> None:
         mask = torch.tensor([[True] * 20, [False] * 20])
-        layer = self.build(1)
-        x = _tokens(2, 20, DIM).requires_grad_()
-        out = layer(x, mask=mask)
-        (gradient,) = torch.autograd.grad(1e4 * out.square().sum(), x)  # as losses are scaled
-        assert out.isfinite().all()
-        assert gradient.isfinite().all()
-        assert _error(out[:1], layer(x[:1])) < 1e-9, "its batch-mates change"
+        for layer in self.build_both(1):
+            x = _tokens(2, 20, DIM).requires_grad_()
+            out = layer(x, mask=mask)
+            (gradient,) = torch.autograd.grad(1e4 * out.square().sum(), x)  # as losses are scaled
+            assert out.isfinite().all()
+            assert gradient.isfinite().all()
+            assert _error(out[:1], layer(x[:1])) < 1e-9, "its batch-mates change"
 
     def test_batch_mates_change_nothing(self) -> None:
         layer = self.build(value_conv=3)
@@ -136,7 +155,9 @@ class AttentionBattery:
 
     def test_the_order_of_tokens(self) -> None:
         if not attention_class(self.name).equivariant:
-            return
+            import pytest  # the rest of this file does without, for benchmarks run some of it
+
+            pytest.skip(f"{self.name} does not declare `equivariant`")
         layer, x = self.build(1), _tokens(2, 40, DIM)
         order = torch.randperm(40)
         assert _error(layer(x[:, order]), layer(x)[:, order]) < 1e-9
@@ -167,11 +188,10 @@ class AttentionBattery:
             assert _error(got, expected) < 0.1, f"in {dtype}"
 
     def test_weights_are_saved_and_loaded(self) -> None:
-        layer, x = self.build(), _tokens(2, 64, DIM)
-        torch.manual_seed(1)
-        other = copy.deepcopy(layer)
-        for parameter in other.parameters():
-            torch.nn.init.normal_(parameter)
+        layer, other, x = self.build(), self.build(seed=1), _tokens(2, 64, DIM)
+        for tensor in other.state_dict().values():
+            if tensor.is_floating_point():
+                tensor.normal_()
         other.load_state_dict(layer.state_dict())
         assert torch.equal(other(x, (8, 8)), layer(x, (8, 8)))
 

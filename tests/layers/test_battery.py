@@ -1,7 +1,7 @@
 """Every attention of the table passes one battery, and so can a user's own."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -13,11 +13,16 @@ from softmaxfree.layers.multihead import Layout
 from softmaxfree.layers.table import ATTENTIONS, attention_class, attention_options
 from softmaxfree.testing import AttentionBattery
 
-for _name in [*layer_names(), "gaussian_plain"]:
-    _of = _name.removesuffix("_plain")
-    _options = {"normalize": False} if _name.endswith("_plain") else {"bucket": 8}
-    _members = {"name": _of, "options": _options}
+OPTIONS: dict[str, dict[str, Any]] = {"reformer": {"bucket": 8}}
+
+for _name in layer_names():
+    _members = {"name": _name, "options": OPTIONS.get(_name, {})}
     globals()[f"Test_{_name}"] = type(f"Test_{_name}", (AttentionBattery,), _members)
+
+
+class TestGaussianPlain(AttentionBattery):
+    name = "gaussian"
+    options: ClassVar[dict[str, Any]] = {"normalize": False}
 
 
 @pytest.fixture
@@ -70,15 +75,56 @@ def test_the_battery_finds_what_is_wrong() -> None:
         def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
             return (q @ k.mT) @ v
 
+    class Untied(Mean):
+        def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
+            return super().attend(q, k, v, layout) * (1 if k is q else k.square().mean())
+
+    class Unsaved(Mean):
+        def __init__(self, dim: int, num_heads: int, **others: Any) -> None:
+            super().__init__(dim, num_heads, **others)
+            self.register_buffer("factor", torch.rand(()), persistent=False)
+
+        def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
+            return super().attend(q, k, v, layout) * self.factor
+
+    class Unloaded(Unsaved):
+        def __init__(self, dim: int, num_heads: int, **others: Any) -> None:
+            super().__init__(dim, num_heads, **others)
+            self.register_buffer("factor", torch.ones(()))
+
+        def _load_from_state_dict(self, state: dict[str, Tensor], *arguments: Any) -> None:
+            super()._load_from_state_dict(state | {"factor": self.factor}, *arguments)
+
     for name, attention, check in (
         ("forgetful", Forgetful, "test_padding_changes_nothing"),
         ("batch_wide", BatchWide, "test_batch_mates_change_nothing"),
         ("quadratic", Quadratic, "test_cost_grows_as_declared"),
+        ("untied", Untied, "test_padding_changes_nothing"),
+        ("untied", Untied, "test_padding_an_image_changes_nothing"),
+        ("untied", Untied, "test_dropped_keys_change_nothing"),
+        ("unsaved", Unsaved, "test_weights_are_saved_and_loaded"),
+        ("unloaded", Unloaded, "test_weights_are_saved_and_loaded"),
     ):
         register_attention(name)(attention)
         battery = type("Battery", (AttentionBattery,), {"name": name})()
         with pytest.raises(AssertionError):
             getattr(battery, check)()
+
+
+@pytest.mark.usefixtures("table")
+def test_the_battery_refuses_options_that_are_not_there() -> None:
+    register_attention("mean")(Mean)
+    battery = type("Battery", (AttentionBattery,), {"name": "mean", "options": {"tie_kq": True}})()
+    with pytest.raises(ValueError, match="attention 'mean' has no tie_kq; leave it out"):
+        battery.build()
+
+
+@pytest.mark.usefixtures("table")
+def test_the_battery_says_what_it_leaves_out() -> None:
+    register_attention("mean")(Mean)
+    battery = type("Battery", (AttentionBattery,), {"name": "mean"})()
+    with pytest.raises(pytest.skip.Exception, match="mean does not declare `equivariant`"):
+        battery.test_the_order_of_tokens()
 
 
 @pytest.mark.usefixtures("table")
