@@ -315,41 +315,6 @@ def test_options_of_an_attention_alone() -> None:
     assert not any(a.normalize for a in attentions(model))
 
 
-@pytest.mark.parametrize("name", ["soft_nano", "soft_vit_small"])
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        *(
-            ({name: value}, f"{name} in attention_options is set by an argument .*; pass {name}")
-            for name, value in {
-                "tie_qk": True, "tokens": 16, "ridge": 0.1, "value_conv": 3, "ratio": 1,
-                "sampler": "avg", "inverse": None, "iters": 3, "pad": "drop",
-            }.items()
-        ),
-        *(
-            ({name: value}, f"{name} follows from the model; leave it out")
-            for name, value in {"ndim": 1, "prefix_tokens": 2, "max_size": (9, 9)}.items()
-        ),
-        ({"normalize": True}, "normalize is what tells softpp from soft, .* is 'soft'"),
-        ({"features": 64}, "attention 'soft' has no features; leave it out, or choose"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)  # fmt: skip
-def test_options_that_are_set_elsewhere_are_refused(
-    name: str, option: dict[str, object], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        build(name, attention_options=option)
-
-
-def test_options_of_an_attention_alone() -> None:
-    model = build(attention_options={"landmark_norm": False, "qkv_bias": False})
-    assert all(isinstance(a.landmark_norm, nn.Identity) for a in attentions(model))
-    assert all(a.q.bias is None for a in attentions(model))
-    model = build(attention="gaussian", attention_options={"normalize": False})
-    assert not any(a.normalize for a in attentions(model))
-
-
 def test_bad_images_are_named() -> None:
     model = build()
     with pytest.raises(ValueError, match=r"images must be \(B, 3, H, W\), got shape \(3, 32, 32\)"):
