@@ -1,15 +1,20 @@
 """Classification: its losses, its scores, and where its weights come from."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
 import torch
 import torch.nn.functional as F
+from timm.models import VisionTransformer, build_model_with_cfg, register_model
+from torch import nn
 
-from softmaxfree import SoftmaxFreeAttention
+from softmaxfree import MultiHeadAttention, SoftmaxFreeAttention, SoftmaxFreeTransformer
 from softmaxfree.data.counters import seed_step
 from softmaxfree.data.samples import Batch
+from softmaxfree.layers.softmax import SoftmaxAttention
+from softmaxfree.models.replace import TiedProjection
 from softmaxfree.tasks import Classification
 from softmaxfree.tasks.classification import Scores, build_model
 from softmaxfree.tasks.warm_start import Teacher, distillation_loss, initialise
@@ -90,6 +95,84 @@ def test_a_journal_model_starts_from_a_released_checkpoint(tmp_path: Path) -> No
     assert "left as they were" in told
 
 
+SMALL_TIMM = {
+    "vit_tiny_patch16_224": {"img_size": 64, "depth": 2},
+    "swin_tiny_patch4_window7_224": {
+        "img_size": 56, "embed_dim": 24, "depths": (2, 1), "num_heads": (2, 4)
+    },
+}  # fmt: skip
+
+
+def projections(model: nn.Module) -> list[torch.Tensor]:
+    """q, v and proj of all layers, whatever the attention is."""
+    found: list[torch.Tensor] = []
+    for module in model.modules():
+        if isinstance(module, MultiHeadAttention):
+            found += [module.q.weight, module.v.bias, module.proj.weight]
+        elif isinstance(qkv := getattr(module, "qkv", None), TiedProjection):
+            found += [qkv.q.weight, qkv.v.bias, module.proj.weight]
+        elif isinstance(qkv, nn.Linear):
+            found += [qkv.weight.chunk(3)[0], qkv.bias.chunk(3)[2], module.proj.weight]
+    return found
+
+
+@pytest.mark.parametrize("backbone", SMALL_TIMM)
+@pytest.mark.parametrize(
+    ("trained", "started"),
+    [
+        ({}, {"attention": "softpp"}),
+        ({}, {"attention": "softmax"}),
+        ({}, {"tie_qk": True}),
+        ({"tie_qk": True}, {"attention": "softmax"}),
+        ({"attention": "softpp"}, {"attention": "softpp"}),
+        ({"attention": "softpp"}, {"attention": "softmax"}),
+        ({"attention": "softpp"}, {}),
+    ],
+    ids=str,
+)
+def test_projections_are_taken_by_another_attention(
+    backbone: str, trained: dict[str, Any], started: dict[str, Any], tmp_path: Path
+) -> None:
+    """Of timm's ViT and Swin, from and to all kinds of attention."""
+    options = SMALL_TIMM[backbone]
+    source = build_model(backbone, 10, options=options, **trained)
+    for parameter in source.parameters():
+        nn.init.normal_(parameter)
+    torch.save({f"model.{n}": tensor for n, tensor in source.state_dict().items()},
+               tmp_path / "run.ckpt")  # fmt: skip
+    model = build_model(backbone, 10, options=options, **started)
+    told = initialise(model, tmp_path / "run.ckpt")
+    expected = projections(source)
+    assert len(expected) == (9 if "swin" in backbone else 6)
+    for ours, theirs in zip(projections(model), expected, strict=True):
+        assert torch.equal(ours, theirs)
+    if trained == started:
+        assert "left" not in told
+    attentions = [m for m in model.modules() if isinstance(m, MultiHeadAttention) and m.k]
+    if not trained:  # keys, where both have some
+        keys = [m.qkv.weight.chunk(3)[1] for m in source.modules() if hasattr(m, "qkv")]
+        for attention, key in zip(attentions, keys):
+            assert torch.equal(attention.k.weight, key)
+    for attention in attentions if "softpp" in trained.values() else ():  # which has none
+        assert torch.equal(attention.k.weight, attention.q.weight)
+
+
+def test_a_run_that_goes_on_needs_no_weights_to_start_from(tmp_path: Path) -> None:
+    """From Python, where nothing but the Trainer knows of the checkpoint."""
+    start, run = tmp_path / "start.pth", tmp_path / "run.ckpt"
+    torch.save(Classification(**NANO).model.state_dict(), start)
+    arguments = {**NANO, "init_from": str(start)}
+    task = Classification(**arguments)
+    train(task, tmp_path, steps=2)
+    task.trainer.save_checkpoint(run)
+    start.unlink()
+    again = Classification(**arguments)
+    recorder = train(again, tmp_path, steps=2, epochs=2, ckpt_path=run)
+    assert len(recorder.weights) == 2
+    with pytest.raises(ValueError, match=r"there is no file .*start.pth"):
+        train(Classification(**arguments), tmp_path, steps=2)
+
+
 def test_weights_of_another_kind_are_refused(tmp_path: Path) -> None:
     torch.save({"layer.weight": torch.zeros(3)}, tmp_path / "other.pth")
     with pytest.raises(ValueError, match=r"nothing in .*other.pth fits"):
@@ -150,3 +233,29 @@ def test_another_attention_in_timms_own_backbones(backbone: str) -> None:
     assert any(isinstance(module, SoftmaxFreeAttention) for module in replaced.modules())
     with pytest.raises(ValueError, match="is for timm's VisionTransformer"):
         build_model("resnet10t", 5, attention="softpp")
+
+
+def test_another_attention_in_models_of_ones_own() -> None:
+    """Registered in timm by a module of the user's: one of ours, and one of timm's."""
+
+    @register_model
+    def my_soft(pretrained: bool = False, **arguments: Any) -> nn.Module:
+        arguments = NANO["options"] | {"img_size": 32} | arguments
+        return build_model_with_cfg(SoftmaxFreeTransformer, "my_soft", pretrained, **arguments)
+
+    @register_model
+    def my_vit(pretrained: bool = False, **arguments: Any) -> nn.Module:
+        arguments = {"img_size": 32, "embed_dim": 48, "depth": 1} | arguments
+        return build_model_with_cfg(VisionTransformer, "my_vit", pretrained, **arguments)
+
+    for name in ("my_soft", "my_vit"):
+        model = build_model(name, 5, attention="softmax", tie_qk=True)
+        layers = [m for m in model.modules() if isinstance(m, MultiHeadAttention)]
+        assert {type(layer) for layer in layers} == {SoftmaxAttention}
+        assert all(layer.tie_qk for layer in layers)
+        assert model.eval()(torch.randn(1, 3, 32, 32)).shape == (1, 5)
+    plain, tied = (
+        sum(p.numel() for p in build_model("my_vit", 5, tie_qk=tie).parameters())
+        for tie in (None, True)
+    )
+    assert tied < plain

@@ -30,7 +30,13 @@ class Recorder(Callback):
         self.weights.append({n: t.clone() for n, t in pl_module.model.state_dict().items()})
 
 
-def train(task: Classification, tmp_path: Path, steps: int = 4, epochs: int = 1) -> Recorder:
+def train(
+    task: Classification,
+    tmp_path: Path,
+    steps: int = 4,
+    epochs: int = 1,
+    ckpt_path: Path | None = None,
+) -> Recorder:
     recorder = Recorder()
     trainer = Trainer(
         accelerator="cpu", max_epochs=epochs, limit_train_batches=steps, limit_val_batches=0,
@@ -38,7 +44,8 @@ def train(task: Classification, tmp_path: Path, steps: int = 4, epochs: int = 1)
         enable_model_summary=False, callbacks=[recorder], default_root_dir=tmp_path,
         use_distributed_sampler=False,
     )  # fmt: skip
-    trainer.fit(task, datamodule=ImageData(size=16, batch_size=16, num_workers=0))
+    data = ImageData(size=16, batch_size=16, num_workers=0)
+    trainer.fit(task, datamodule=data, ckpt_path=ckpt_path)
     return recorder
 
 

@@ -14,7 +14,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from ..data import ImageData
 from ..data.samples import NOTHING, Batch
-from ..models.replace import replace_attention
+from ..models.replace import replace_attention, replaceable
 from ..models.replace import tie_qk as make_tied
 from .task import Task
 from .warm_start import Teacher, distillation_loss, initialise
@@ -28,7 +28,7 @@ class Classification(Task):
         num_classes: As many as the data has.
         attention: Another attention in the same backbone: soft, softpp, softmax, linformer,
             spatial_reduction, performer, nystromformer, reformer, skyformer, gaussian, or one that
-            was registered; also in timm's ViT, DeiT and Swin.
+            a module of --modules registers; also in timm's ViT, DeiT and Swin.
         tie_qk: One projection for queries and keys: of ours, and of timm's ViT, DeiT and Swin.
         drop_path: Probability of leaving out a block, rising with depth.
         options: Further arguments of the backbone.
@@ -91,11 +91,8 @@ class Classification(Task):
         return data if isinstance(data, ImageData) else None
 
     def setup(self, stage: str) -> None:
-        if self.init_from:
-            taken = initialise(self.model, Path(self.init_from))
-            if self.trainer.is_global_zero:
-                print(taken)
-        self.init_from = None  # once: what follows goes on with the weights that are there
+        if self.init_from and Path(self.init_from).is_file():
+            self._initialise()
         if stage != "fit":
             return
         data = self.images
@@ -113,9 +110,26 @@ class Classification(Task):
                 self.teacher_name, path, self.num_classes, normal["mean"], normal["std"]
             )
 
+    def _initialise(self) -> None:
+        """Once: what follows goes on with the weights that are there."""
+        if self.init_from:
+            taken = initialise(self.model, Path(self.init_from))
+            if self.trainer.is_global_zero:
+                print(taken)
+            self.init_from = None
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.init_from = None  # the checkpoint has all weights
+
     def on_fit_start(self) -> None:
+        self._initialise()  # refuses a file that is not there, unless there was a checkpoint
         if self.teacher:
             self.teacher.to(self.device)
+
+    def on_validation_start(self) -> None:
+        self._initialise()
+
+    on_test_start = on_validation_start
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, classes) of images (B, 3, H, W)."""
@@ -221,24 +235,35 @@ def build_model(
     drop_path: float = 0.0,
     options: dict[str, Any] | None = None,
 ) -> nn.Module:
-    """A model of timm; a name that it does not know is refused with those that are near."""
+    """A model of timm; a name that it does not know is refused with those that are near.
+
+    Another attention, or Q = K, is put into timm's own models, and passed on to all others.
+    """
     if not timm.is_model(backbone):
         near = get_close_matches(backbone, timm.list_models(), n=3)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
         raise ValueError(f"timm has no model {backbone!r}{hint}")
-    ours = timm.model_entrypoint(backbone).__module__.startswith("softmaxfree.")
+
+    def create(**more: Any) -> nn.Module:
+        return timm.create_model(
+            backbone,
+            num_classes=num_classes,
+            drop_path_rate=drop_path,
+            **(options or {}),
+            **more,
+        )
+
     chosen: dict[str, Any] = {"attention": attention, "tie_qk": tie_qk}
     chosen = {name: value for name, value in chosen.items() if value is not None}
-    model: nn.Module = timm.create_model(
-        backbone,
-        num_classes=num_classes,
-        drop_path_rate=drop_path,
-        **(chosen if ours else {}),
-        **(options or {}),
-    )
-    if not ours and attention:
+    package = timm.model_entrypoint(backbone).__module__.partition(".")[0]
+    if package == "softmaxfree":
+        return create(**chosen)
+    model = create()
+    if package != "timm" and not replaceable(model):
+        return create(**chosen) if chosen else model
+    if attention:
         given = {} if tie_qk is None else {"tie_qk": tie_qk}
         replace_attention(model, attention, measure=False, **given)
-    elif not ours and tie_qk:
+    elif tie_qk:
         make_tied(model)
     return model

@@ -9,17 +9,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..models.checkpoints import checkpoint_filter_fn, read_checkpoint
+from ..models.replace import rename_projections
 
 
 def initialise(model: nn.Module, path: Path) -> str:
     """Takes all weights of a file that the model has by name and shape, and says which it took.
 
     The file may be a checkpoint of a training run (its averaged weights), of the authors, or any
-    state dict; position embeddings are resized.
+    state dict; position embeddings are resized. Projections of timm's ViT and Swin are taken
+    whether their attention is timm's own or another, in the file and in the model.
     """
     state = read_checkpoint(path)
     state = {name.removeprefix("model."): tensor for name, tensor in state.items()}
-    state = checkpoint_filter_fn(state, model)
+    state = rename_projections(checkpoint_filter_fn(state, model), model)
     own = model.state_dict()
     taken = {
         name: tensor
