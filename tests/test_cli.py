@@ -153,6 +153,26 @@ def test_export_to_onnx_is_checked_at_other_sizes(tmp_path: Path) -> None:
     torch.testing.assert_close(torch.from_numpy(logits), model.eval()(images), atol=1e-4, rtol=1e-4)
 
 
+def test_export_takes_an_attention_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(
+        "from softmaxfree import MultiHeadAttention, register_attention\n"
+        "@register_attention('mine')\n"
+        "class MyAttention(MultiHeadAttention):\n"
+        "    def attend(self, q, k, v, layout):\n"
+        "        return v.mean(-2, keepdim=True) + q\n"
+    )
+    words = ("export", "softpp_nano", "model.pt2", "--attention", "mine", "--size", "32")
+    done = softmaxfree(*words)
+    assert done.returncode == 1
+    assert "unknown attention 'mine'" in done.stderr
+    done = softmaxfree(*words, "--modules", "mine")
+    assert done.returncode == 0, done.stderr
+    assert "64 x 32" in done.stdout
+
+
 def test_export_knows_the_names() -> None:
     done = softmaxfree("export", "softpp_tinny", "model.onnx")
     assert done.returncode == 1

@@ -14,6 +14,7 @@ import softmaxfree
 SOURCE = Path(softmaxfree.__file__).parent
 ORDER = [
     "files",
+    "modules",
     "environment",
     "ops",
     "layers",

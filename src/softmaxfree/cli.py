@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from jsonargparse import ArgumentParser, auto_cli
 
+from .modules import MODULES, Names, import_modules, listed
+
 
 def bench_attention(
     preset: Literal["paper", "core", "demo", "linear"] = "core",
@@ -15,7 +17,7 @@ def bench_attention(
     out: Path = Path("results"),
     memory: bool | None = None,
     contestants: list[str] | None = None,
-    modules: list[str] | None = None,
+    modules: Names = None,
     device: Literal["cpu", "cuda"] = "cpu",
     dtype: Literal["float32", "bfloat16", "float16"] = "float32",
     against: Path | None = None,
@@ -45,14 +47,14 @@ def bench_attention(
     from .bench.contestants import Setting
 
     _check_machine(threads, device)
-    run(preset, threads, out, memory, contestants, modules, Setting(device, dtype), against)
+    run(preset, threads, out, memory, contestants, listed(modules), Setting(device, dtype), against)
 
 
 def bench_models(
     preset: Literal["speed", "large", "paper", "peers"] = "speed",
     threads: int = 1,
     out: Path = Path("results"),
-    modules: list[str] | None = None,
+    modules: Names = None,
     device: Literal["cpu", "cuda"] = "cpu",
     against: Path | None = None,
 ) -> None:
@@ -76,14 +78,14 @@ def bench_models(
     from .bench.models import run
 
     _check_machine(threads, device)
-    run(preset, threads, out, modules, device, against)
+    run(preset, threads, out, listed(modules), device, against)
 
 
 def bench_memory(
     threads: int | None = None,
     out: Path = Path("results"),
     contestants: list[str] | None = None,
-    modules: list[str] | None = None,
+    modules: Names = None,
     device: Literal["cpu", "cuda"] = "cpu",
     dtype: Literal["float32", "bfloat16", "float16"] = "float32",
     against: Path | None = None,
@@ -106,14 +108,14 @@ def bench_memory(
     from .bench.memory import run
 
     _check_machine(threads, device)
-    run(threads, out, contestants, modules, Setting(device, dtype), against)
+    run(threads, out, contestants, listed(modules), Setting(device, dtype), against)
 
 
 def bench_training(
     preset: Literal["steps", "imagenet"] = "steps",
     threads: int | None = None,
     out: Path = Path("results"),
-    modules: list[str] | None = None,
+    modules: Names = None,
     against: Path | None = None,
 ) -> None:
     """Measure training steps, or calculate what ImageNet training takes.
@@ -133,7 +135,7 @@ def bench_training(
     if preset == "steps":
         from .bench.steps import run as run_steps
 
-        run_steps(threads, out, modules, against)
+        run_steps(threads, out, listed(modules), against)
         return
     if against is not None:
         raise ValueError("--against compares measured steps; leave it out of a calculation")
@@ -183,6 +185,8 @@ def export(
     num_classes: int | None = None,
     size: int | None = None,
     inverse: str | None = None,
+    attention: str | None = None,
+    modules: Names = None,
 ) -> None:
     """Export a backbone to ONNX or to torch.export's format, for images of any size.
 
@@ -198,10 +202,13 @@ def export(
         size: Side of the image that is traced with; the model's own if not given.
         inverse: How the bottleneck matrix is inverted; the model's own way if not given. Weights
             need the one that they were trained with.
+        attention: Another attention in the backbone; its own if not given.
+        modules: Python modules to import first, which register attentions of your own.
     """
     from .deploy import export_checked
 
-    export_checked(model, target, checkpoint, num_classes, size, inverse)
+    import_modules(modules)
+    export_checked(model, target, checkpoint, num_classes, size, inverse, attention)
 
 
 def fit() -> None:
@@ -272,9 +279,11 @@ def _predict(arguments: list[str]) -> None:
         "--size", type=int | None, help="Side to resize to; as in training if not given."
     )
     parser.add_argument("--json", type=Path | None, help="File to write the predictions to.")
+    parser.add_argument("--modules", type=Names, help=MODULES)
     given = parser.parse_args(arguments[1:])
     with _needs_training():
         from .tasks.predict import run
+    import_modules(given.modules)
     run(given.images, given.ckpt, given.top, given.size, given.json)
 
 

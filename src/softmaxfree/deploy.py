@@ -27,6 +27,7 @@ def export_checked(
     num_classes: int | None,
     side: int | None,
     inverse: str | None,
+    attention: str | None,
 ) -> None:
     """Builds a backbone, exports it, compares the file with it at other sizes, and says so."""
     names = timm.list_models("soft*")
@@ -36,7 +37,7 @@ def export_checked(
             f"there is no backbone {name!r}; did you mean {' or '.join(close)}? "
             "`softmaxfree models` lists them"
         )
-    model = timm.create_model(name, num_classes=num_classes, inverse=inverse)
+    model = timm.create_model(name, num_classes=num_classes, inverse=inverse, attention=attention)
     if checkpoint is not None:
         model.load_state_dict(read_checkpoint(checkpoint))
     side = side or model.default_cfg["input_size"][-1]

@@ -124,6 +124,39 @@ def test_a_run_starts_from_another_and_trains_a_part(
     assert f"{told * 100:.2f} %" in capsys.readouterr().out
 
 
+OWN = """
+from softmaxfree import MultiHeadAttention, register_attention
+
+@register_attention("mine")
+class MyAttention(MultiHeadAttention):
+    def attend(self, q, k, v, layout):
+        return v.mean(-2, keepdim=True) + q
+"""
+
+
+@pytest.mark.slow
+def test_an_attention_of_ones_own_from_fit_to_predict(small: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OWN)
+    few = ("--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--data.num_workers=0")
+    own = ("--modules", "[mine]")
+    done = softmaxfree(
+        "fit", "--config", small, "--out", "run", *few, *own, "--model.attention", "mine",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    line = next(line for line in done.stdout.splitlines() if line.startswith("predict with"))
+    words = line.removeprefix("predict with   softmaxfree ").split()
+    assert words[-2:] == ["--modules", "[mine]"]
+    done = softmaxfree(*words[:-1], "mine", cwd=tmp_path)  # one alone needs no brackets
+    assert done.returncode == 0, done.stderr
+    assert "%" in done.stdout
+    done = softmaxfree("validate", "--ckpt_path", "run/last.ckpt", *own, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "val/accuracy" in done.stdout
+    with pytest.raises(ValueError, match=r"because a file names them: give --modules \[mine\]"):
+        run("test", ["--ckpt_path", str(tmp_path / "run/last.ckpt")])
+
+
 def test_weights_from_elsewhere_are_scored(
     fit: Fit, small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,13 +1,5 @@
-"""Attentions of one's own: modules that register them, imported before anything is measured."""
+"""What benchmarks, too, import before they start."""
 
-import importlib
-import sys
-from pathlib import Path
+from ..modules import import_modules
 
-
-def import_modules(names: list[str]) -> None:
-    """Imports modules by name, from the current folder too."""
-    if names and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    for name in names:
-        importlib.import_module(name)
+__all__ = ["import_modules"]

@@ -21,6 +21,7 @@ from torch import nn
 
 from ..data import ImageData
 from ..files import write_atomically
+from ..modules import MODULES, Names, import_modules, listed
 from ..tasks import Classification, Task
 from ..tasks.predict import read_run_checkpoint
 from .allocator import keep_freed_memory
@@ -105,6 +106,7 @@ class TrainingCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.link_arguments("seed_everything", "model.init_args.seed")
         parser.link_arguments("seed_everything", "data.init_args.seed")
+        parser.add_argument("--modules", type=Names, help=MODULES)
         if self.command == "fit":
             parser.add_argument(
                 "--out",
@@ -124,6 +126,7 @@ class TrainingCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         config = self.config[self.command]
+        import_modules(config.modules)
         if self.command == "fit":
             self.folder = folder_of_run(config)
             if config.ckpt_path == "last":
@@ -212,7 +215,12 @@ class TrainingCLI(LightningCLI):
         if broken:
             print(f"broken images  {broken}, skipped")
         if image := example_image(data, self.folder):
-            print(f"predict with   softmaxfree predict {image} --ckpt {self.folder / 'last.ckpt'}")
+            own = listed(self.config.fit.modules)
+            modules = f" --modules [{','.join(own)}]" if own else ""
+            print(
+                f"predict with   softmaxfree predict {image} "
+                f"--ckpt {self.folder / 'last.ckpt'}{modules}"
+            )
         for size, accuracy in scores.items():
             print(f"accuracy       {accuracy * 100:.2f} % at {size} x {size} pixels")
         print(f"held-out accuracy: {scores[str(data.size)] * 100:.2f} %")
@@ -276,7 +284,8 @@ def _with_configuration(command: str, arguments: list[str]) -> list[str]:
         return arguments
     path = _option(arguments, "--ckpt_path")
     if path and path != "last":
-        return ["--config", _configuration_of_checkpoint(Path(path), command), *arguments]
+        config = _configuration_of_checkpoint(Path(path), command, arguments)
+        return ["--config", config, *arguments]
     if command != "fit":
         raise ValueError(
             f"{command} needs something to score: give --ckpt_path FILE, or --config FILE"
@@ -302,11 +311,18 @@ def recipe(name: str) -> Path:
     raise ValueError(f"there is no recipe {name}")
 
 
-def _configuration_of_checkpoint(path: Path, command: str) -> str:
+def _configuration_of_checkpoint(path: Path, command: str, arguments: list[str]) -> str:
+    """What a run was told, but for modules to import: nothing is run because a file says so."""
     text = read_run_checkpoint(path).get("config")
     if not isinstance(text, str):
         raise ValueError(f"{path} does not say how it was trained: give its --config")
     config = yaml.safe_load(text)
+    own = listed(config.pop("modules", None))
+    if own and not any(word.startswith("--modules") for word in arguments):
+        raise ValueError(
+            f"{path} was trained with modules of your own, which are not imported because a file "
+            f"names them: give --modules [{','.join(own)}]"
+        )
     if command != "fit":
         del config["save_every"]
     return yaml.safe_dump(config)
