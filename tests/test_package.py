@@ -24,6 +24,7 @@ ORDER = [
     "tasks",
     "deploy",
     "bench",
+    "doctor",
     "training",
     "cli",
 ]

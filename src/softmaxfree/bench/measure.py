@@ -5,7 +5,7 @@ import multiprocessing
 import resource
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import sysconf
 from pathlib import Path
@@ -24,7 +24,7 @@ class Timing:
 
 
 def time_interleaved(
-    contestants: dict[str, Callable[[], object]],
+    contestants: Mapping[str, Callable[[], object]],
     repeats: int,
     seconds: float = 10.0,
     device: str = "cpu",

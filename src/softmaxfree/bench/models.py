@@ -9,12 +9,16 @@ from typing import Any
 
 import timm
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from ..environment import command_line
 from ..layers.attention import SoftmaxFreeAttention
-from ..layers.multihead import Layout
+from ..layers.mlp import Mlp
+from ..layers.multihead import Layout, ValueConv
+from ..layers.patches import EmbeddingConv
+from ..layers.samplers import Size
 from ..layers.table import register_attention
 from ..models.backbone import check_images
 from ..models.cost import cost
@@ -26,14 +30,36 @@ from .paper import COMPLEXITY, LENGTHS, LINEARISATION, SAMPLERS, complexity, com
 from .results import comparison, provenance, read, result, table, write
 
 
+class ReleasedValueConv(ValueConv):
+    """With as many channels as heads, and the channels of a head as images of a batch."""
+
+    def forward(self, v: Tensor, size: Size) -> Tensor:
+        heads, _, side, _ = self.weight.shape
+        images = v.unflatten(-1, (heads, -1)).permute(0, 3, 2, 1).unflatten(-1, size)
+        out = F.conv2d(images.flatten(0, 1), self.weight, padding=side // 2, groups=heads)
+        return out.unflatten(0, images.shape[:2]).flatten(3).permute(0, 3, 2, 1).flatten(2)
+
+
 @register_attention(RELEASED)
 class ReleasedAttention(SoftmaxFreeAttention):
     """SOFT++ by the released formula, operation by operation."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        if self.value_conv is not None:
+            side = self.value_conv.weight.shape[-1]
+            self.value_conv = ReleasedValueConv(self.num_heads, side, self.ndim)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
         landmarks, _ = self.sample(q, layout.size, None)
         scale = token_scale(self.head_dim)
         return released(q, v, self.landmark_norm(landmarks * scale) / scale)
+
+
+AS_RELEASED: dict[type[nn.Module], type[nn.Module]] = {
+    Mlp: timm.layers.Mlp,
+    EmbeddingConv: timm.layers.ConvNormAct,
+}
 
 
 def _in_default_order(_: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
@@ -47,26 +73,32 @@ class Contestant:
     sized: Whether it has to be told the side of its images when it is built.
     larger: Its arguments beyond 224 pixels, in place of those that fit only there.
     paper: The paper's row for it.
+    as_released: One of our backbones, computed as the authors' code does: their formulas, torch's
+        default order of memory, no part of it in tiles.
     """
 
     title: str
     model: str
     against: str = ""
     arguments: dict[str, Any] = field(default_factory=dict)
-    channels_last: bool = True
     sized: bool = False
     larger: dict[str, Any] = field(default_factory=dict)
     paper: dict[str, Any] = field(default_factory=dict)
+    as_released: bool = False
 
     def build(self, side: int) -> nn.Module:
         torch.manual_seed(0)
         arguments = self.arguments | ({"img_size": side} if self.sized else {})
         arguments |= self.larger if side > 224 else {}
-        model = timm.create_model(self.model, **arguments)
-        if not self.channels_last:
-            model.check = partial(check_images, in_chans=3)
-            for stage in model.stages:
-                stage.embed.register_forward_pre_hook(_in_default_order)
+        if not self.as_released:
+            return timm.create_model(self.model, **arguments)
+        model = timm.create_model(self.model, attention=RELEASED, **arguments)
+        model.check = partial(check_images, in_chans=3)
+        for stage in model.stages:
+            stage.embed.register_forward_pre_hook(_in_default_order)
+        for module in model.modules():
+            if type(module) in AS_RELEASED:
+                module.__class__ = AS_RELEASED[type(module)]
         return model
 
 
@@ -91,7 +123,7 @@ class Preset:
     costs: bool = False
 
 
-_SWIN, _PVT, _RELEASED = "Swin-T", "PVTv2-B1", "released formula"
+_RELEASED = "as released"
 
 
 def paper_groups() -> dict[str, list[Contestant]]:
@@ -152,29 +184,6 @@ _PEERS = [
 ]
 
 PRESETS = {
-    "speed": Preset(
-        "images a second at 224 x 224, batch 4",
-        {
-            "": [
-                Contestant(_SWIN, "swin_tiny_patch4_window7_224"),
-                Contestant("softpp_small", "softpp_small", _SWIN),
-                Contestant("softpp_small, NCHW", "softpp_small", _SWIN, channels_last=False),
-                Contestant(
-                    "softpp_small, released formula",
-                    "softpp_small",
-                    _SWIN,
-                    {"attention": "released"},
-                ),
-                Contestant(_PVT, "pvt_v2_b1"),
-                Contestant(
-                    "softpp_tiny_fudan, auto", "softpp_tiny_fudan", _PVT, {"inverse": "auto"}
-                ),
-            ]
-        },
-        [(4, 3, 224, 224)],
-        repeats=9,
-        training=True,
-    ),
     "large": Preset(
         "one image of 800 x 1333 pixels, as in detection",
         {
@@ -182,7 +191,8 @@ PRESETS = {
                 Contestant(
                     _RELEASED,
                     "softpp_tiny_fudan",
-                    arguments={"attention": "released", "pad": "drop"},
+                    arguments={"pad": "drop"},
+                    as_released=True,
                 ),
                 Contestant(
                     "softpp_tiny_fudan, auto", "softpp_tiny_fudan", _RELEASED, {"inverse": "auto"}
@@ -291,7 +301,7 @@ def _measure(
                 row |= {"parameters": found.parameters, "multiply_adds": found.multiply_adds}
                 row["inverse_multiply_adds"] = found.inverse
             else:
-                _infer(model.to(device).eval(), images)
+                infer(model.to(device).eval(), images)
         except (ValueError, TypeError, AssertionError, RuntimeError) as error:
             row["note"] = f"cannot run: {str(error).splitlines()[0]}"
             continue
@@ -305,9 +315,9 @@ def _measure(
                 continue
         models[contestant.title] = model.to(device)
 
-    kinds: list[tuple[str, Callable[..., None]]] = [("inference", _infer)]
+    kinds: list[tuple[str, Callable[..., None]]] = [("inference", infer)]
     if plan.training and shape == plan.shapes[0]:
-        kinds.append(("training", _train))
+        kinds.append(("training", train))
     for kind, step in kinds:
         calls: dict[str, Callable[[], object]] = {
             title: partial(step, model.train(kind == "training"), images)
@@ -319,12 +329,12 @@ def _measure(
     return list(rows.values())
 
 
-def _infer(model: nn.Module, images: Tensor) -> None:
+def infer(model: nn.Module, images: Tensor) -> None:
     with torch.no_grad():
         model(images)
 
 
-def _train(model: nn.Module, images: Tensor) -> None:
+def train(model: nn.Module, images: Tensor) -> None:
     """A step without the optimiser's part."""
     model.zero_grad()
     labels = torch.arange(images.shape[0], device=images.device)
@@ -433,9 +443,8 @@ def markdown(content: dict[str, Any]) -> str:
     notes = NOTES.get(
         content["preset"],
         """\
-"released formula" is the attention as the authors' code computes it. "NCHW" has convolutions in
-torch's default order of memory in place of channels-last. Peak memory is of a fresh process, all
-included.""",
+"as released" is the model as the authors' code computes it. Peak memory is of a fresh process,
+all included.""",
     )
     return f"""\
 # Models: {PRESETS[content["preset"]].help}
@@ -462,6 +471,6 @@ def memory_of_one(
     torch.set_num_threads(threads)
     import_modules(modules)
     model = contestant.build(shape[2]).to(device)
-    step = _train if kind == "training" else _infer
+    step = train if kind == "training" else infer
     step(model.train(kind == "training"), torch.randn(*shape, device=device))
     return torch.cuda.max_memory_allocated() if device == "cuda" else largest_memory()

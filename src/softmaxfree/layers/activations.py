@@ -1,6 +1,7 @@
 """The activations of the feed-forward networks."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -45,17 +46,29 @@ class _TanhGELU(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         if torch.is_grad_enabled():
             return torch.func.vjp(lambda x: F.gelu(x, approximate="tanh"), x)[1](grad)[0]
-        gate = _gate(x)
-        # gate + x gate (1 - gate) (2u)'
-        slope = x.square().mul_(3 * _CUBIC).add_(_LINEAR).mul_(x)
-        slope.mul_(torch.sub(1, gate)).add_(1)
-        return slope.mul_(gate).mul_(grad)
+        return _tanh_gelu_backward(grad, x)
 
 
 def _gate(x: Tensor) -> Tensor:
     """sigmoid(2u), u = sqrt(2 / pi) (x + 0.044715 x^3)."""
     return x.square().mul_(_CUBIC).add_(_LINEAR).mul_(x).sigmoid_()
 
+
+def _tanh_gelu_backward(grad: Tensor, x: Tensor) -> Tensor:
+    """The gradient of x, of that of the result: gate + x gate (1 - gate) (2u)'."""
+    gate = _gate(x)
+    slope = x.square().mul_(3 * _CUBIC).add_(_LINEAR).mul_(x)
+    slope.mul_(torch.sub(1, gate)).add_(1)
+    return slope.mul_(gate).mul_(grad)
+
+
+Slope = Callable[[Tensor, Tensor], Tensor]
+
+SLOPES: dict[type[nn.Module], Slope] = {
+    nn.GELU: torch.ops.aten.gelu_backward,
+    TanhGELU: _tanh_gelu_backward,
+}
+"""What takes the gradient of an activation's result, and its input, to that of the input."""
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "gelu_tanh": TanhGELU}
 """Every activation by its name."""

@@ -1,8 +1,9 @@
 """Transformer blocks: attention and a feed-forward network, with residual connections."""
 
-from timm.layers import DropPath, Mlp
+from timm.layers import DropPath
 from torch import Tensor, nn
 
+from .mlp import Mlp
 from .samplers import Size
 
 

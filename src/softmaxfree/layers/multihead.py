@@ -2,12 +2,14 @@
 
 import math
 from abc import ABC, abstractmethod
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..ops import native
+from ..ops.batching import is_wrapped, needs_gradient
 from ..ops.checks import check_mask, check_tokens, shape
 from .samplers import Size
 
@@ -214,10 +216,56 @@ class ValueConv(nn.Module):
 
     def forward(self, v: Tensor, size: Size) -> Tensor:
         """(B, N, dim) -> (B, N, dim)."""
-        num_heads, _, *kernel = self.weight.shape
-        dim = v.shape[-1]
-        weight = self.weight.expand(-1, dim // num_heads, *kernel).reshape(dim, 1, *kernel)
-        conv = F.conv1d if len(kernel) == 1 else F.conv2d
-        image = v.transpose(1, 2).unflatten(2, size)
-        out = conv(image, weight, padding=kernel[0] // 2, groups=dim)
-        return out.flatten(2).transpose(1, 2)
+        if (
+            len(size) == 2
+            and needs_gradient(self.weight)
+            and native.takes(v, self.weight)
+            and not is_wrapped(v)
+            and not is_wrapped(self.weight)
+        ):
+            return _Convolution.apply(v, self.weight, size)
+        return _convolved(v, self.weight, size)
+
+
+def _convolved(v: Tensor, weight: Tensor, size: Size) -> Tensor:
+    wide = _of_all_channels(weight, v.shape[-1])
+    conv = F.conv1d if len(size) == 1 else F.conv2d
+    out = conv(_image(v, size), wide, padding=weight.shape[-1] // 2, groups=len(wide))
+    return out.flatten(2).transpose(1, 2)
+
+
+def _of_all_channels(weight: Tensor, dim: int) -> Tensor:
+    """(heads, 1, ...) -> (dim, 1, ...)."""
+    num_heads, _, *kernel = weight.shape
+    return weight.expand(-1, dim // num_heads, *kernel).reshape(dim, 1, *kernel)
+
+
+def _image(tokens: Tensor, size: Size) -> Tensor:
+    return tokens.transpose(1, 2).unflatten(2, size)
+
+
+class _Convolution(torch.autograd.Function):
+    """`_convolved` of images; the weight's gradient by compiled code."""
+
+    @staticmethod
+    def forward(v: Tensor, weight: Tensor, size: Size) -> Tensor:
+        return _convolved(v, weight, size)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        v, weight, ctx.size = inputs
+        ctx.save_for_backward(v, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        v, weight = ctx.saved_tensors
+        grad_weight = None
+        if not torch.is_grad_enabled() and native.takes(v, grad):
+            grad_weight = native.kernel_gradient(
+                v.unflatten(1, ctx.size), grad.unflatten(1, ctx.size), weight
+            )
+        if grad_weight is None:
+            pull_back = torch.func.vjp(lambda v, w: _convolved(v, w, ctx.size), v, weight)[1]
+            return *pull_back(grad), None
+        flipped = weight.flip(-2, -1)
+        return _convolved(grad, flipped, ctx.size), grad_weight, None

@@ -3,9 +3,12 @@
 import math
 from collections.abc import Sequence
 
+import torch
+import torch.nn.functional as F
 from timm.layers import ConvNormAct
 from torch import Tensor, nn
 
+from .mlp import is_watched
 from .samplers import fit
 
 
@@ -14,10 +17,38 @@ def conv_embedding(in_chans: int, dim: int, strides: Sequence[int]) -> nn.Sequen
     widths = [in_chans, *[32] * (len(strides) - 1), dim]
     return nn.Sequential(
         *(
-            ConvNormAct(before, after, 3, stride=stride, bias=True, act_layer=nn.ReLU)
+            EmbeddingConv(before, after, 3, stride=stride, bias=True, act_layer=nn.ReLU)
             for before, after, stride in zip(widths, widths[1:], strides)
         )
     )
+
+
+class EmbeddingConv(ConvNormAct):
+    """timm's, with its convolution as one matrix product where a map is small and wide.
+
+    There the weights are most of the data, and on a CPU torch's convolution spends more time on
+    bringing them into its own order, in the backward pass twice, than on the product.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, in_chans, H, W) -> (B, dim, H / stride, W / stride), rounded up."""
+        places = x.shape[0] * math.prod(-(-side // self.conv.stride[0]) for side in x.shape[-2:])
+        if (
+            torch.compiler.is_compiling()
+            or x.device.type != "cpu"
+            or places > x.shape[1]
+            or is_watched(self.conv)
+        ):
+            return super().forward(x)
+        return self.bn(convolve_by_product(x, self.conv))
+
+
+def convolve_by_product(x: Tensor, conv: nn.Conv2d) -> Tensor:
+    """A convolution of an odd kernel, padded by half of it: (B, C, H, W) -> (B, dim, H', W')."""
+    kernel, stride = conv.kernel_size[0], conv.stride[0]
+    size = [-(-side // stride) for side in x.shape[-2:]]
+    windows = F.unfold(x, kernel, padding=kernel // 2, stride=stride).mT  # (B, H' W', C kernel^2)
+    return F.linear(windows, conv.weight.flatten(1), conv.bias).mT.unflatten(-1, size)
 
 
 def patch_embedding(in_chans: int, dim: int, strides: Sequence[int]) -> nn.Sequential:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import native
 from .batching import keep_signature, mapped_axis_first, needs_apply
 from .checks import check_floating, shape
 from .precision import compute_dtype, tiny, without_autocast
@@ -135,6 +136,10 @@ def _on_cpu(a: Tensor) -> bool:
 
 
 def cholesky(a: Tensor, iters: int, ridge: float) -> Tensor:
+    if native.takes_landmarks(a):
+        inverse = native.inverse(a, ridge)
+        if inverse is not None:
+            return inverse
     a = add_ridge(a, ridge)
     factor, failed = torch.linalg.cholesky_ex(a)
     if is_readable(failed) and not failed.any():
@@ -151,6 +156,10 @@ def is_readable(tensor: Tensor) -> bool:
 
 
 def _cholesky_of_definite(a: Tensor, iters: int, ridge: float | Tensor) -> Tensor:
+    if isinstance(ridge, float) and native.takes_landmarks(a):
+        inverse = native.inverse(a, ridge)
+        if inverse is not None:
+            return inverse
     factor, _ = torch.linalg.cholesky_ex(add_ridge(a, ridge))
     return torch.cholesky_inverse(factor)
 

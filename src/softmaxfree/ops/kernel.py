@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import native
 from .batching import keep_signature, mapped_axis_first, needs_apply
 from .checks import broadcast_leading, check_same_width, check_tokens
 from .precision import compute_dtype, without_autocast
@@ -70,6 +71,8 @@ class _Kernel(torch.autograd.Function):
     @staticmethod
     @keep_signature
     def forward(x: Tensor, y: Tensor | None, scale: float) -> Tensor:
+        if y is None and native.takes_landmarks(x):
+            return native.kernel_matrix(x, scale * TO_BASE_2)
         with without_autocast(x):
             kernel = _exponents(x, y, scale * TO_BASE_2).exp2_()
             if y is None:

@@ -2,7 +2,8 @@
 
 `_plain` is what the formula says, differentiable as often as one likes. `_Tiled` computes the
 same tile by tile with its gradient in closed form: a tile's kernel values stay in the cache, and
-little memory is allocated, which on a CPU costs as much as the products.
+little memory is allocated, which on a CPU costs as much as the products. For that reason the
+backward pass computes them again: on a CPU that takes less time than fresh memory to keep them.
 """
 
 import math
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from . import native
 from .batching import keep_signature, mapped_axis_first, needs_apply, needs_gradient
 from .inverse import inverse_of_definite
 from .kernel import TO_BASE_2, exponents_of, measured, product_columns, token_bound
@@ -103,9 +105,9 @@ def _shift(landmarks: Tensor, scales: Scales) -> Tensor:
 
 
 class _Tiled(torch.autograd.Function):
-    """`_plain`, tile by tile. With the result come the kernel's values for the backward pass.
+    """`_plain`, tile by tile. With the result comes P_k^T V for the backward pass.
 
-    Those carry no gradient: where the backward pass is itself differentiated, it goes through
+    It carries no gradient: where the backward pass is itself differentiated, it goes through
     `_plain`.
     """
 
@@ -121,12 +123,9 @@ class _Tiled(torch.autograd.Function):
         scales: Scales,
         tile_tokens: int,
         keep: bool,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None]:
         with without_autocast(q):
             stacks, queries, keys = _sides(q, k, landmarks, scales, tile_tokens)
-            queries.prepare_forward(keep)
-            if k is not None:
-                keys.prepare_forward(keep)
             # Values of all heads of a token may lie side by side in memory: so will the results.
             out = (
                 torch.empty_like(v)
@@ -140,56 +139,56 @@ class _Tiled(torch.autograd.Function):
                     part.baddbmm_(keys.fill(tile), tile.of(v))
                 mixed = _multiplied(z, factor, stack, part)
                 for tile in queries.tiles(stack):
-                    p = queries.at(tile) if k is None and queries.stored else queries.fill(tile)
+                    p = queries.again(tile) if k is None else queries.fill(tile)
                     torch.bmm(p.mT, mixed, out=tile.of(out))
-        if not keep:
-            return out, None, None, None
-        return out, queries.values, None if k is None else keys.values, summary
+        return out, summary if keep else None
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         *tensors, ctx.scales, ctx.tile_tokens, _ = inputs
-        _, *intermediates = output
-        ctx.mark_non_differentiable(*(x for x in intermediates if x is not None))
+        _, summary = output
+        if summary is not None:
+            ctx.mark_non_differentiable(summary)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, *intermediates)
+        ctx.save_for_backward(*tensors, summary)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         if grad is None:
             return (None,) * 9
-        q, k, v, landmarks, z, factor, p_q, p_k, summary = ctx.saved_tensors
+        q, k, v, landmarks, z, factor, summary = ctx.saved_tensors
         scales = ctx.scales
-        if torch.is_grad_enabled() or p_q is None:
+        if torch.is_grad_enabled() or summary is None:
             inputs = (q, k, v, landmarks, z, factor, scales)
             return *_differentiable_gradient(grad, *inputs), *[None] * 4
 
         with without_autocast(q):
             stacks, queries, keys = _sides(q, k, landmarks, scales, ctx.tile_tokens)
-            queries.prepare_backward(p_q)
+            queries.prepare_backward()
             if k is not None:
-                keys.prepare_backward(p_k)
+                keys.prepare_backward()
             grad_v, grad_z = torch.empty_like(v), torch.empty_like(z)
             for stack in stacks:
                 part = stack.of(summary)
                 grad_mixed = torch.zeros_like(part)
                 for tile in queries.tiles(stack):
-                    grad_mixed.baddbmm_(queries.at(tile), tile.of(grad))
+                    grad_mixed.baddbmm_(queries.fill(tile), tile.of(grad))
                 mixed = _multiplied(z, factor, stack, part)
                 grad_part = _multiplied(z.mT, factor, stack, grad_mixed)
                 if factor is None:
                     torch.bmm(grad_mixed, part.mT, out=stack.of(grad_z))
                 else:  # Z^-1 is given: its gradient is -Z^T G Z^T, of rank e like G itself
                     torch.bmm(grad_part, mixed.mT, out=stack.of(grad_z)).neg_()
-                for tile in keys.tiles(stack):
-                    torch.bmm(keys.at(tile).mT, grad_part, out=tile.of(grad_v))
-                    if k is not None:
-                        keys.pull_back(keys.product(grad_part, tile.of(v)), tile)
                 for tile in queries.tiles(stack):
-                    grad_p = queries.product(mixed, tile.of(grad))
+                    p, grad_p = queries.again(tile), queries.product(mixed, tile.of(grad))
                     if k is None:  # the kernel stands on both sides of Z
+                        torch.bmm(p.mT, grad_part, out=tile.of(grad_v))
                         grad_p.baddbmm_(grad_part, tile.of(v).mT)
-                    queries.pull_back(grad_p, tile)
+                    queries.pull_back(grad_p, p, tile)
+                for tile in keys.tiles(stack) if k is not None else ():
+                    p = keys.fill(tile)
+                    torch.bmm(p.mT, grad_part, out=tile.of(grad_v))
+                    keys.pull_back(keys.product(grad_part, tile.of(v)), p, tile)
 
         grad_landmarks = queries.landmark_gradient()
         if k is None:
@@ -206,9 +205,9 @@ class _Tiled(torch.autograd.Function):
             None if x is None else mapped_axis_first(x, axis, info.batch_size).flatten(0, 1)
             for x, axis in zip(tensors, in_dims)
         )
-        # A mapped backward pass goes through `_plain` and needs no intermediates.
-        out, *_ = _Tiled.apply(*stacked, scales, tile_tokens, False)
-        return (out.unflatten(0, (info.batch_size, -1)), None, None, None), (0, None, None, None)
+        # A mapped backward pass goes through `_plain` and needs no summary.
+        out, _ = _Tiled.apply(*stacked, scales, tile_tokens, False)
+        return (out.unflatten(0, (info.batch_size, -1)), None), (0, None)
 
 
 def _differentiable_gradient(
@@ -296,8 +295,6 @@ def _spans(length: int, most: int) -> list[tuple[int, int]]:
 class _Side:
     """Queries or keys: the kernel between them and the landmarks, and their gradient, in tiles."""
 
-    values: Tensor  # (stack, m * tokens), tile after tile, each of them (m, tokens)
-
     def __init__(
         self,
         tokens: Tensor,
@@ -308,52 +305,51 @@ class _Side:
         tile_tokens: int,
     ) -> None:
         self.tokens, self.shift, self.columns, self.scales = tokens, shift, columns, scales
-        self.group, self.spans = group, _spans(tokens.shape[1], tile_tokens)
+        self.spans = _spans(tokens.shape[1], tile_tokens)
+        m, (n, d) = columns.shape[1], tokens.shape[1:]
+        # Room for the kernel of one part of the stack, or of one tile only; rows for one tile.
+        self.stored = group * m * n * tokens.element_size() <= _STORED_BYTES
+        self.values = scratch("kernel", tokens, group, m * (n if self.stored else self.spans[0][1]))
+        self.rows = scratch("rows", tokens, group, self.spans[0][1], d + 2)
 
     def tiles(self, stack: _Stack) -> list[_Tile]:
         return [_Tile(stack, *span) for span in self.spans]
 
-    def prepare_forward(self, keep: bool) -> None:
-        """Room for all of the kernel, for one part of the stack at a time, or for one tile."""
-        (b, m), (n, d) = self.columns.shape[:2], self.tokens.shape[1:]
-        self.keep = keep
-        self.stored = keep or self.group * m * n * self.tokens.element_size() <= _STORED_BYTES
-        if keep:
-            self.values = self.tokens.new_empty(b, m * n)
-        else:
-            # Queries may use the keys' memory: by then those are summed up.
-            n = n if self.stored else self.spans[0][1]
-            self.values = scratch("kernel", self.tokens, self.group, m * n)
-        self.rows = scratch("rows", self.tokens, self.group, self.spans[0][1], d + 2)
-
-    def prepare_backward(self, values: Tensor) -> None:
+    def prepare_backward(self) -> None:
         d = self.tokens.shape[-1]
-        self.keep, self.stored, self.values = True, True, values
         self.grad_tokens = torch.empty_like(self.tokens)
-        self.x = scratch("rows", self.tokens, self.group, self.spans[0][1], d)
         self.y = self.columns[..., :d].contiguous()
         self.scaled_y = self.y * (self.scales.tokens / TO_BASE_2)
         self.grad_y, self.total_y = torch.zeros_like(self.y), self.y.new_zeros(*self.y.shape[:2], 1)
 
     def at(self, tile: _Tile) -> Tensor:
-        """The kernel's values, (stack, m, tokens)."""
+        """The memory of the kernel's values, (stack, m, tokens)."""
         stack, m = tile.stack, self.columns.shape[1]
-        values = _part(self.values, 0, stack.first if self.keep else 0, stack.size)
+        values = _part(self.values, 0, 0, stack.size)
         values = _part(values, 1, m * tile.first if self.stored else 0, m * tile.size)
         return values.view(stack.size, m, tile.size)
+
+    def again(self, tile: _Tile) -> Tensor:
+        """The kernel's values, once all tiles of this part of the stack have been filled."""
+        return self.at(tile) if self.stored else self.fill(tile)
 
     def fill(self, tile: _Tile) -> Tensor:
         """Computes them as a product of rows [x, 1, |x|^2] and the columns.
 
         The rows' memory is used again by the next tile.
         """
+        values, tokens = self.at(tile), tile.of(self.tokens)
+        if native.takes(tokens):
+            shift, columns = tile.stack.of(self.shift), tile.stack.of(self.columns)
+            scale = self.scales.tokens * TO_BASE_2
+            native.kernel_of_tokens(tokens, shift, columns, values, scale, token_bound(tokens))
+            return values
         d = self.tokens.shape[-1]
         rows = _part(_part(self.rows, 0, 0, tile.stack.size), 1, 0, tile.size)
         x, norms = rows.narrow(2, 0, d), rows.select(2, d + 1)
         torch.linalg.vector_norm(self._measure(tile, out=x), dim=-1, out=norms)
         norms.square_()
         rows.select(2, d).fill_(1)
-        values = self.at(tile)
         torch.bmm(tile.stack.of(self.columns), rows.mT, out=values)
         return values.clamp_(max=0).exp2_()
 
@@ -368,14 +364,15 @@ class _Side:
         out = scratch("product", left, *left.shape[:2], right.shape[1])
         return torch.bmm(left, right.mT, out=out)
 
-    def pull_back(self, grad_values: Tensor, tile: _Tile) -> None:
+    def pull_back(self, grad_values: Tensor, values: Tensor, tile: _Tile) -> None:
         """Takes the gradient of the values, (stack, m, tokens), to tokens and landmarks.
 
         k = 2^(-|x - y|^2 / 2) gives dx = sum of dk k (y - x) over y, and likewise dy.
         """
         stack = tile.stack
-        weights = grad_values.mul_(self.at(tile))
-        x = self._measure(tile, _part(_part(self.x, 0, 0, stack.size), 1, 0, tile.size))
+        weights = grad_values.mul_(values)
+        rows = _part(_part(self.rows, 0, 0, stack.size), 1, 0, tile.size)
+        x = self._measure(tile, rows.narrow(2, 0, self.tokens.shape[-1]))
         grad_x = torch.bmm(weights.mT, stack.of(self.scaled_y), out=tile.of(self.grad_tokens))
         grad_x.addcmul_(weights.sum(1).unsqueeze(-1), x, value=-self.scales.tokens / TO_BASE_2)
         stack.of(self.grad_y).baddbmm_(weights, x)
