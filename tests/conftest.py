@@ -1,6 +1,12 @@
-"""What the tests share: the golden tensors, and one thread per worker."""
+"""What the tests share: the golden tensors, the compiled code, and one thread per worker.
+
+Without a compiler everything has to work, so tests are of torch's way; with SOFTMAXFREE_NATIVE=1
+they are of the compiled code, which is then built first.
+"""
 
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,12 +14,40 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from softmaxfree.ops import native
 from softmaxfree.ops.inverse import INVERSES
 
 SHARED = Path(__file__).parents[2] / "shared"
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
+
+if os.environ.setdefault("SOFTMAXFREE_NATIVE", "0") != "0":
+    native.build()
+
+
+@pytest.fixture(scope="session")
+def cache_with_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder in which the compiled code lies."""
+    if shutil.which(os.environ.get("CXX", "g++")) is None:
+        pytest.skip("there is no C++ compiler here")
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        native.build()
+    native.library.cache_clear()
+    return folder
+
+
+@pytest.fixture
+def compiled(cache_with_library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The compiled code is there and used."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache_with_library))
+    monkeypatch.delenv("SOFTMAXFREE_NATIVE")
+    native.library.cache_clear()
+    assert native.library() is not None
+    yield
+    native.library.cache_clear()
 
 
 class Golden:

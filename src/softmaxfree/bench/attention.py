@@ -9,6 +9,7 @@ import torch
 from tqdm import tqdm
 
 from ..environment import command_line
+from ..modules import import_modules
 from .contestants import (
     CPU,
     OPERATIONS,
@@ -28,7 +29,6 @@ from .measure import (
     square_product,
     time_interleaved,
 )
-from .modules import import_modules
 from .results import comparison, provenance, read, result, table, write
 
 OURS = ("softpp", "op_softpp")

@@ -8,10 +8,10 @@ import torch
 from tqdm import tqdm
 
 from ..environment import command_line
+from ..modules import import_modules
 from .attention import memory_of_one_point
 from .contestants import CPU, PACKAGES, VARIANTS, Case, Setting, find, layer_names, verify
 from .measure import exponents, in_fresh_process, memory_limit
-from .modules import import_modules
 from .results import comparison, provenance, read, result, table, write
 
 CASES = [Case(1, 12, 784 * p, layers=12) for p in range(1, 9)]

@@ -22,10 +22,10 @@ from ..layers.samplers import Size
 from ..layers.table import register_attention
 from ..models.backbone import check_images
 from ..models.cost import cost
+from ..modules import import_modules
 from ..ops.kernel import token_scale
 from .contestants import RELEASED, TITLES, layer_names, released
 from .measure import in_fresh_process, largest_memory, time_interleaved
-from .modules import import_modules
 from .paper import COMPLEXITY, LENGTHS, LINEARISATION, SAMPLERS, complexity, complexity_table
 from .results import comparison, provenance, read, result, table, write
 

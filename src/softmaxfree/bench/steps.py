@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from ..environment import command_line
+from ..modules import import_modules
 from .contestants import TITLES, layer_names
 from .measure import time_interleaved
-from .modules import import_modules
 from .results import comparison, provenance, read, result, table, write
 
 MODEL, BATCH, CLASSES = "softpp_nano", 64, 10

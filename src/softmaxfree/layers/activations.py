@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..ops import native
 from ..ops.batching import keep_signature, needs_apply
 
 _LINEAR = 2 * math.sqrt(2 / math.pi)
@@ -62,13 +63,34 @@ def _tanh_gelu_backward(grad: Tensor, x: Tensor) -> Tensor:
     return slope.mul_(gate).mul_(grad)
 
 
-Slope = Callable[[Tensor, Tensor], Tensor]
+Forward = Callable[[Tensor], Tensor]
+Backward = Callable[[Tensor, Tensor], Tensor]
+"""Of the result's gradient, which may be written over, and the input: the input's gradient."""
 
-SLOPES: dict[type[nn.Module], Slope] = {
-    nn.GELU: torch.ops.aten.gelu_backward,
-    TanhGELU: _tanh_gelu_backward,
+
+class InTiles(NamedTuple):
+    """An activation for tiles, which are contiguous, and need no graph."""
+
+    forward: Forward
+    backward: Backward
+
+
+def _in_tiles(tanh: bool, forward: Forward, backward: Backward) -> InTiles:
+    """GELU in one of its forms: by compiled code, or else by these functions."""
+
+    def either_forward(x: Tensor) -> Tensor:
+        return native.gelu(x, tanh) if native.takes(x) else forward(x)
+
+    def either_backward(grad: Tensor, x: Tensor) -> Tensor:
+        return native.gelu_backward(grad, x, tanh) if native.takes(x) else backward(grad, x)
+
+    return InTiles(either_forward, either_backward)
+
+
+IN_TILES: dict[type[nn.Module], InTiles] = {
+    nn.GELU: _in_tiles(False, F.gelu, torch.ops.aten.gelu_backward),
+    TanhGELU: _in_tiles(True, _TanhGELU.forward, _tanh_gelu_backward),
 }
-"""What takes the gradient of an activation's result, and its input, to that of the input."""
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "gelu_tanh": TanhGELU}
 """Every activation by its name."""

@@ -32,13 +32,11 @@ class EmbeddingConv(ConvNormAct):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, in_chans, H, W) -> (B, dim, H / stride, W / stride), rounded up."""
-        places = x.shape[0] * math.prod(-(-side // self.conv.stride[0]) for side in x.shape[-2:])
-        if (
-            torch.compiler.is_compiling()
-            or x.device.type != "cpu"
-            or places > x.shape[1]
-            or is_watched(self.conv)
-        ):
+        if torch.compiler.is_compiling() or x.device.type != "cpu" or is_watched(self.conv):
+            return super().forward(x)
+        stride = self.conv.stride[0]
+        places = x.shape[0] * -(-x.shape[2] // stride) * -(-x.shape[3] // stride)
+        if places > x.shape[1]:
             return super().forward(x)
         return self.bn(convolve_by_product(x, self.conv))
 

@@ -136,30 +136,40 @@ void compare_all(const float* x, const float* y, long d, long width, float scale
     store(row + v * LANES, exp2_of_nonpositive(sum[v] * (-0.5f * scale * scale)));
 }
 
-// Gauss-Jordan in place on a (m, width); false where a pivot is not positive.
+// row -= factor * other, from one vector up to another.
+inline void eliminate(float* row, const float* other, float factor, long from, long to) {
+  for (long j = from; j < to; j += LANES) store(row + j, load(row + j) - factor * load(other + j));
+}
+
+// The inverse of the positive definite a (m, width) by A = L L^T: W = L^-1 comes of the same steps
+// on the identity, and A^-1 = W^T W is left in a. False where a pivot is not positive.
 template <int VECTORS>
-bool invert(float* a, long m, long width) {
+bool invert(float* a, float* w, long m, long width) {
+  std::memset(w, 0, m * width * sizeof(float));
   for (long k = 0; k < m; k++) {
-    float* pivots = a + k * width;
+    float *pivots = a + k * width, *inverses = w + k * width;
     if (!(pivots[k] > 0)) return false;
-    float inverse = 1 / pivots[k];
-    Floats pivot[VECTORS];
-    for (int v = 0; v < VECTORS; v++) pivot[v] = load(pivots + v * LANES) * inverse;
-    for (long i = 0; i < m; i++) {
-      float* row = a + i * width;
-      float factor = row[k];
-      for (int v = 0; v < VECTORS; v++)
-        store(row + v * LANES, load(row + v * LANES) - factor * pivot[v]);
-      row[k] = -factor * inverse;
+    float factor = 1 / std::sqrt(pivots[k]);
+    inverses[k] = 1;
+    long here = k / LANES * LANES, next = here + LANES;
+    for (long j = here; j < width; j += LANES) store(pivots + j, load(pivots + j) * factor);
+    for (long j = 0; j < next; j += LANES) store(inverses + j, load(inverses + j) * factor);
+    for (long i = k + 1; i < m; i++) {
+      eliminate(a + i * width, pivots, pivots[i], i / LANES * LANES, width);
+      eliminate(w + i * width, inverses, pivots[i], 0, next);
     }
-    for (int v = 0; v < VECTORS; v++) store(pivots + v * LANES, pivot[v]);
-    pivots[k] = inverse;
+  }
+  for (long i = 0; i < m; i++) {
+    Floats sum[VECTORS] = {};
+    for (long k = i; k < m; k++)
+      for (int v = 0; v < VECTORS; v++) sum[v] += w[k * width + i] * load(w + k * width + v * LANES);
+    for (int v = 0; v < VECTORS; v++) store(a + i * width + v * LANES, sum[v]);
   }
   return true;
 }
 
 using CompareAll = void (*)(const float*, const float*, long, long, float, float*);
-using Invert = bool (*)(float*, long, long);
+using Invert = bool (*)(float*, float*, long, long);
 constexpr int MOST_VECTORS = 8;  // of a row that stays in registers
 
 template <int VECTORS>
@@ -174,6 +184,71 @@ Invert invert_of(long vectors) {
   if constexpr (VECTORS > 1)
     if (vectors < VECTORS) return invert_of<VECTORS - 1>(vectors);
   return invert<VECTORS>;
+}
+
+// The share of a standard normal variable below x (Abramowitz and Stegun 7.1.26), its density.
+inline void normal(Floats x, Floats& share, Floats& density) {
+  Floats size = x < 0.0f ? -x : x;
+  Floats power = exp2_of_nonpositive(x * x * -0.72134752f);  // exp(-x^2 / 2)
+  Floats t = 1.0f / (1.0f + 0.23164190f * size);
+  Floats p = t * 1.061405429f - 1.453152027f;
+  p = p * t + 1.421413741f;
+  p = p * t - 0.284496736f;
+  p = p * t + 0.254829592f;
+  Floats tail = 0.5f * p * t * power;
+  share = x < 0.0f ? tail : 1.0f - tail;
+  density = power * 0.39894228f;
+}
+
+constexpr float LINEAR = 1.59576912f, CUBIC = 0.071354816f;  // 2 sqrt(2 / pi), and x 0.044715
+
+// sigmoid(2u), u = sqrt(2 / pi) (x + 0.044715 x^3).
+inline Floats gate(Floats x) {
+  Floats twice = x * (LINEAR + CUBIC * x * x);
+  Floats size = twice < 0.0f ? -twice : twice;
+  Floats power = exp2_of_nonpositive(size * -1.44269504f);
+  Floats inverse = 1.0f / (1.0f + power);
+  return twice < 0.0f ? power * inverse : inverse;
+}
+
+template <bool TANH>
+inline Floats gelu(Floats x) {
+  if (TANH) return x * gate(x);
+  Floats share, density;
+  normal(x, share, density);
+  return x * share;
+}
+
+template <bool TANH>
+inline Floats gelu_slope(Floats x) {
+  if (TANH) {
+    Floats g = gate(x);
+    return g * (1.0f + x * (1.0f - g) * (LINEAR + 3.0f * CUBIC * x * x));
+  }
+  Floats share, density;
+  normal(x, share, density);
+  return share + x * density;
+}
+
+// to[i] = function(from[i]) for whole vectors, and for what is left in one that is not full.
+template <typename Function>
+void map(long n, int threads, const Function& function) {
+  long whole = n / LANES * LANES;
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+  for (long i = 0; i < whole; i += LANES) function(i, LANES);
+  if (whole < n) function(whole, n - whole);
+}
+
+inline Floats load_some(const float* from, long count) {
+  if (count == LANES) return load(from);
+  Floats x{};
+  std::memcpy(&x, from, count * sizeof(float));
+  return x;
+}
+
+inline void store_some(float* to, Floats x, long count) {
+  if (count == LANES) return store(to, x);
+  std::memcpy(to, &x, count * sizeof(float));
 }
 
 // Sums over rows x of g[x] v[x + j - K / 2], j < K, of `channels` numbers each.
@@ -272,20 +347,38 @@ int softmaxfree_inverse(const float* matrices, float* out, long b, long m, float
   int failed = 0;
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
-    std::vector<float> a(m * width);
+    std::vector<float> a(m * width), w(m * width);
 #pragma omp for reduction(+ : failed)
     for (long matrix = 0; matrix < b; matrix++) {
       for (long i = 0; i < m; i++) {
         std::memcpy(&a[i * width], matrices + (matrix * m + i) * m, m * sizeof(float));
         a[i * width + i] += ridge;
       }
-      failed += !invert(a.data(), m, width);
+      failed += !invert(a.data(), w.data(), m, width);
       for (long i = 0; i < m; i++)
         for (long j = 0; j <= i; j++)
           out[(matrix * m + i) * m + j] = out[(matrix * m + j) * m + i] = a[i * width + j];
     }
   }
   return failed;
+}
+
+// GELU of n numbers, in its exact form or its tanh form.
+void softmaxfree_gelu(const float* x, float* out, long n, int tanh, int threads) {
+  map(n, threads, [=](long i, long count) {
+    Floats own = load_some(x + i, count);
+    store_some(out + i, tanh ? gelu<true>(own) : gelu<false>(own), count);
+  });
+}
+
+// The gradient of x, of that of the result; it may be written over the latter.
+void softmaxfree_gelu_backward(const float* grad, const float* x, float* out, long n, int tanh,
+                               int threads) {
+  map(n, threads, [=](long i, long count) {
+    Floats own = load_some(x + i, count);
+    Floats slope = tanh ? gelu_slope<true>(own) : gelu_slope<false>(own);
+    store_some(out + i, slope * load_some(grad + i, count), count);
+  });
 }
 
 // The gradient (heads, k, k) of the kernels of a convolution in which all `channels` of a head

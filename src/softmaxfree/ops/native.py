@@ -34,6 +34,8 @@ _SIGNATURES = {
     "most_landmarks": ("l", ""),
     "kernel_matrix": ("", "pplllfi"),
     "inverse": ("i", "ppllfi"),
+    "gelu": ("", "pplii"),
+    "gelu_backward": ("", "ppplii"),
     "kernel_gradient": ("i", "pllpllplllllli"),
 }
 """Result and arguments of each function: pointers, longs, floats, ints."""
@@ -172,6 +174,23 @@ def inverse(a: Tensor, ridge: float) -> Tensor | None:
         a.data_ptr(), out.data_ptr(), a.numel() // (m * m), m, ridge, torch.get_num_threads()
     )
     return None if failed else out
+
+
+def gelu(x: Tensor, tanh: bool) -> Tensor:
+    """Of a tensor without gaps, in its exact or its tanh form."""
+    out = torch.empty_like(x)
+    library().softmaxfree_gelu(
+        x.data_ptr(), out.data_ptr(), x.numel(), tanh, torch.get_num_threads()
+    )
+    return out
+
+
+def gelu_backward(grad: Tensor, x: Tensor, tanh: bool) -> Tensor:
+    """The gradient of x, of that of the result, which is written over."""
+    library().softmaxfree_gelu_backward(
+        grad.data_ptr(), x.data_ptr(), grad.data_ptr(), x.numel(), tanh, torch.get_num_threads()
+    )
+    return grad
 
 
 def kernel_gradient(v: Tensor, grad: Tensor, weight: Tensor) -> Tensor | None:

@@ -2,8 +2,7 @@
 
 `_plain` is what the formula says, differentiable as often as one likes. `_Tiled` computes the
 same tile by tile with its gradient in closed form: a tile's kernel values stay in the cache, and
-little memory is allocated, which on a CPU costs as much as the products. For that reason the
-backward pass computes them again: on a CPU that takes less time than fresh memory to keep them.
+little memory is allocated, which on a CPU costs as much as the products.
 """
 
 import math
@@ -23,8 +22,9 @@ _TILE_BYTES = 2**21
 """Kernel values of one tile, for each thread."""
 
 _STORED_BYTES = 2**25
-"""Kernel values of one part of the stack; more of them are computed twice, which takes less time
-than to write them to memory and to read them again."""
+"""Kernel values that are kept: of a part of the stack within a pass, of all of it from the forward
+to the backward pass. More of them are computed again, which takes no more time than to write them
+to memory and to read them, and no memory."""
 
 
 class Scales(NamedTuple):
@@ -105,9 +105,9 @@ def _shift(landmarks: Tensor, scales: Scales) -> Tensor:
 
 
 class _Tiled(torch.autograd.Function):
-    """`_plain`, tile by tile. With the result comes P_k^T V for the backward pass.
+    """`_plain`, tile by tile. With the result come P_k^T V and P for the backward pass.
 
-    It carries no gradient: where the backward pass is itself differentiated, it goes through
+    They carry no gradient: where the backward pass is itself differentiated, it goes through
     `_plain`.
     """
 
@@ -123,9 +123,12 @@ class _Tiled(torch.autograd.Function):
         scales: Scales,
         tile_tokens: int,
         keep: bool,
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
         with without_autocast(q):
             stacks, queries, keys = _sides(q, k, landmarks, scales, tile_tokens)
+            if keep:
+                queries.keep()
+                keys.keep()
             # Values of all heads of a token may lie side by side in memory: so will the results.
             out = (
                 torch.empty_like(v)
@@ -141,22 +144,23 @@ class _Tiled(torch.autograd.Function):
                 for tile in queries.tiles(stack):
                     p = queries.again(tile) if k is None else queries.fill(tile)
                     torch.bmm(p.mT, mixed, out=tile.of(out))
-        return out, summary if keep else None
+        if not keep:
+            return out, None, None, None
+        return out, summary, queries.kept, None if k is None else keys.kept
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         *tensors, ctx.scales, ctx.tile_tokens, _ = inputs
-        _, summary = output
-        if summary is not None:
-            ctx.mark_non_differentiable(summary)
+        _, *intermediates = output
+        ctx.mark_non_differentiable(*(x for x in intermediates if x is not None))
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, summary)
+        ctx.save_for_backward(*tensors, *intermediates)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         if grad is None:
             return (None,) * 9
-        q, k, v, landmarks, z, factor, summary = ctx.saved_tensors
+        q, k, v, landmarks, z, factor, summary, p_q, p_k = ctx.saved_tensors
         scales = ctx.scales
         if torch.is_grad_enabled() or summary is None:
             inputs = (q, k, v, landmarks, z, factor, scales)
@@ -164,15 +168,16 @@ class _Tiled(torch.autograd.Function):
 
         with without_autocast(q):
             stacks, queries, keys = _sides(q, k, landmarks, scales, ctx.tile_tokens)
-            queries.prepare_backward()
+            queries.prepare_backward(p_q)
             if k is not None:
-                keys.prepare_backward()
+                keys.prepare_backward(p_k)
             grad_v, grad_z = torch.empty_like(v), torch.empty_like(z)
             for stack in stacks:
                 part = stack.of(summary)
                 grad_mixed = torch.zeros_like(part)
                 for tile in queries.tiles(stack):
-                    grad_mixed.baddbmm_(queries.fill(tile), tile.of(grad))
+                    p = queries.fill(tile) if p_q is None else queries.at(tile)
+                    grad_mixed.baddbmm_(p, tile.of(grad))
                 mixed = _multiplied(z, factor, stack, part)
                 grad_part = _multiplied(z.mT, factor, stack, grad_mixed)
                 if factor is None:
@@ -186,7 +191,7 @@ class _Tiled(torch.autograd.Function):
                         grad_p.baddbmm_(grad_part, tile.of(v).mT)
                     queries.pull_back(grad_p, p, tile)
                 for tile in keys.tiles(stack) if k is not None else ():
-                    p = keys.fill(tile)
+                    p = keys.fill(tile) if p_k is None else keys.at(tile)
                     torch.bmm(p.mT, grad_part, out=tile.of(grad_v))
                     keys.pull_back(keys.product(grad_part, tile.of(v)), p, tile)
 
@@ -205,9 +210,9 @@ class _Tiled(torch.autograd.Function):
             None if x is None else mapped_axis_first(x, axis, info.batch_size).flatten(0, 1)
             for x, axis in zip(tensors, in_dims)
         )
-        # A mapped backward pass goes through `_plain` and needs no summary.
-        out, _ = _Tiled.apply(*stacked, scales, tile_tokens, False)
-        return (out.unflatten(0, (info.batch_size, -1)), None), (0, None)
+        # A mapped backward pass goes through `_plain` and needs no intermediates.
+        out, *_ = _Tiled.apply(*stacked, scales, tile_tokens, False)
+        return (out.unflatten(0, (info.batch_size, -1)), None, None, None), (0, None, None, None)
 
 
 def _differentiable_gradient(
@@ -295,6 +300,8 @@ def _spans(length: int, most: int) -> list[tuple[int, int]]:
 class _Side:
     """Queries or keys: the kernel between them and the landmarks, and their gradient, in tiles."""
 
+    kept: Tensor | None = None  # (b, m * n), tile after tile, each of them (m, tokens)
+
     def __init__(
         self,
         tokens: Tensor,
@@ -315,8 +322,15 @@ class _Side:
     def tiles(self, stack: _Stack) -> list[_Tile]:
         return [_Tile(stack, *span) for span in self.spans]
 
-    def prepare_backward(self) -> None:
+    def keep(self) -> None:
+        """Makes room for all of the kernel, unless that is too much."""
+        (b, m), n = self.columns.shape[:2], self.tokens.shape[1]
+        if self.kept is None and b * m * n * self.tokens.element_size() <= _STORED_BYTES:
+            self.kept = self.tokens.new_empty(b, m * n)
+
+    def prepare_backward(self, kept: Tensor | None) -> None:
         d = self.tokens.shape[-1]
+        self.kept = kept
         self.grad_tokens = torch.empty_like(self.tokens)
         self.y = self.columns[..., :d].contiguous()
         self.scaled_y = self.y * (self.scales.tokens / TO_BASE_2)
@@ -325,13 +339,16 @@ class _Side:
     def at(self, tile: _Tile) -> Tensor:
         """The memory of the kernel's values, (stack, m, tokens)."""
         stack, m = tile.stack, self.columns.shape[1]
+        if self.kept is not None:
+            values = _part(stack.of(self.kept), 1, m * tile.first, m * tile.size)
+            return values.view(stack.size, m, tile.size)
         values = _part(self.values, 0, 0, stack.size)
         values = _part(values, 1, m * tile.first if self.stored else 0, m * tile.size)
         return values.view(stack.size, m, tile.size)
 
     def again(self, tile: _Tile) -> Tensor:
         """The kernel's values, once all tiles of this part of the stack have been filled."""
-        return self.at(tile) if self.stored else self.fill(tile)
+        return self.at(tile) if self.stored or self.kept is not None else self.fill(tile)
 
     def fill(self, tile: _Tile) -> Tensor:
         """Computes them as a product of rows [x, 1, |x|^2] and the columns.
