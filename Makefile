@@ -33,8 +33,11 @@ $(CURDIR)/.data/.unpacked: $(wildcard $(SHARED)/SHA256SUMS)
 demo: setup ## train SOFT++ on handwritten digits, score it, say how to predict with it
 	$(BIN)/softmaxfree fit
 
-test: setup data ## all tests, on all cores
+test: setup data ## all tests, on all cores; those of the compiled code too
 	$(BIN)/python -m pytest -q -n auto --dist worksteal
+ifneq ($(shell command -v g++),)
+	SOFTMAXFREE_NATIVE=1 XDG_CACHE_HOME=$(CURDIR)/.pytest_cache $(BIN)/python -m pytest -q -n auto --dist worksteal -m 'not slow' tests/ops tests/layers
+endif
 
 lint: setup ## linter, formatter, type checker
 	$(BIN)/ruff check .

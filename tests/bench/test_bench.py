@@ -8,16 +8,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import timm
 import torch
 
-from softmaxfree.bench import attention, claims, contestants, memory, models, steps
+from softmaxfree.bench import attention, claims, contestants, memory, models, speed, steps
 from softmaxfree.bench.attention import Preset, run
 from softmaxfree.bench.contestants import CPU, OPERATIONS, PACKAGES, VARIANTS, Case
-from softmaxfree.bench.measure import exponent, in_fresh_process, time_interleaved
+from softmaxfree.bench.measure import Timing, exponent, in_fresh_process, time_interleaved
 from softmaxfree.bench.paper import complexity
 from softmaxfree.bench.results import compare, comparison, read, result, table
 from softmaxfree.files import write_atomically
@@ -286,26 +287,76 @@ def test_models_against_a_peer(
         "a test",
         {
             "": [
-                models.Contestant(
-                    "peer", "softpp_nano", arguments=small | {"attention": "released"}
-                ),
+                models.Contestant("peer", "softpp_nano", arguments=small, as_released=True),
                 models.Contestant("ours", "softpp_nano", "peer", small),
-                models.Contestant("NCHW", "softpp_nano", "peer", small, channels_last=False),
             ]
         },
         [(2, 3, 32, 32)],
         repeats=1,
         training=True,
     )
-    monkeypatch.setitem(models.PRESETS, "speed", plan)
-    content = models.run("speed", 1, tmp_path)
-    written = json.loads((tmp_path / "models-speed.json").read_text())
-    assert [row["title"] for row in written["rows"]] == ["peer", "ours", "NCHW"]
+    monkeypatch.setitem(models.PRESETS, "large", plan)
+    content = models.run("large", 1, tmp_path)
+    written = json.loads((tmp_path / "models-large.json").read_text())
+    assert [row["title"] for row in written["rows"]] == ["peer", "ours"]
     for row in content["rows"]:
         assert row["inference_s"] > 0
         assert row["training_s"] > 0
     assert "peer" in capsys.readouterr().out
-    assert "| ours " in (tmp_path / "models-speed.md").read_text()
+    assert "| ours " in (tmp_path / "models-large.md").read_text()
+
+
+def test_a_model_as_released_computes_the_same() -> None:
+    """Their formulas, order of memory and layers; only the inverse differs, by its scheme."""
+    ours = models.Contestant("", "softpp_nano", arguments={"inverse": "backtrack"}).build(32)
+    theirs = models.Contestant("", "softpp_nano", as_released=True).build(32)
+    theirs.load_state_dict(ours.state_dict())
+    names = {type(module).__module__.split(".")[0] for module in theirs.modules()}
+    assert {"timm", "torch", "softmaxfree"} <= names
+    image = torch.randn(1, 3, 32, 32)  # one: the release's step size is that of a whole batch
+    for model in (ours, theirs):
+        model.double().eval()
+    with torch.no_grad():
+        got, expected = (model(image.double()) for model in (theirs, ours))
+    assert claims.relative_error(got, expected) < 0.05
+
+
+def test_promises_about_speed_are_measured_and_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def tiny(contestant: models.Contestant) -> models.Contestant:
+        return replace(contestant, model="softpp_nano", arguments={}, sized=False)
+
+    monkeypatch.setattr(speed, "CORE", [Case(1, 1, 3136), Case(1, 2, 64)])
+    monkeypatch.setattr(speed, "SIDES", (32,))
+    monkeypatch.setattr(speed, "IMAGES", (2, 3, 32, 32))
+    for group in ("MODELS", "LARGE"):
+        contestants_of = {title: tiny(c) for title, c in getattr(speed, group).items()}
+        monkeypatch.setattr(speed, group, contestants_of)
+    monkeypatch.setattr(
+        speed,
+        "time_interleaved",
+        lambda calls, **_: {
+            name: Timing(call() is None or 1.0, 1.0) for name, call in calls.items()
+        },
+    )
+    content = speed.run(tmp_path)
+    whats = [row["what"] for row in content["rows"]]
+    assert len(whats) == len(set(whats))
+    for part in ("core 1, 2, 64", "as released", "two threads", "memory", "32 pixels", "import"):
+        assert any(part in what for what in whats), part
+    assert "| verdict" in (tmp_path / "speed.md").read_text()
+    assert "missed" in capsys.readouterr().out  # all take the same time here
+
+
+@pytest.mark.parametrize(
+    ("measured", "least", "verdict"),
+    [(0.9, True, "missed"), (1.0, True, "met"), (1.5, True, "stretch"), (2.0, False, "missed"),
+     (1.5, False, "met"), (1.4, False, "stretch")],
+)  # fmt: skip
+def test_verdicts(measured: float, least: bool, verdict: str) -> None:
+    target, stretch = (1.0, 1.5) if least else (1.9, 1.4)
+    assert speed.Row("", measured, target, least, stretch).verdict == verdict
 
 
 def test_models_at_several_sizes_and_one_that_cannot(

@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
 from ..environment import command_line
@@ -49,6 +51,8 @@ LARGE = {
     )
 }
 SIDES = (512, 1024)
+IMAGES = (4, 3, 224, 224)
+PARTS = {"embed": "embedding", "attention": "attention", "mlp": "feed-forward"}
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,7 @@ def run(out: Path) -> dict[str, Any]:
     try:
         for part in tqdm(parts, desc="bench speed", unit="part", leave=False):
             rows += part(numbers)
+        breakdown = stages()
     finally:
         torch.set_num_threads(before)
     content = result(
@@ -91,9 +96,10 @@ def run(out: Path) -> dict[str, Any]:
         numbers=numbers,
     )
     content["threads"] = 1
+    content["stages"] = breakdown
     stem = out / "speed"
     write(stem, content, markdown(content))
-    print(report(content))
+    print(report(content) + "\n\n" + report_stages(content))
     print(f"\nwritten: {stem}.json, .csv and .md")
     return content
 
@@ -141,7 +147,7 @@ def _core(numbers: dict[str, float]) -> Iterator[Row]:
 
 
 def _models(numbers: dict[str, float]) -> Iterator[Row]:
-    images = torch.randn(4, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    images = torch.randn(IMAGES, generator=torch.Generator().manual_seed(0))
     models = {title: contestant.build(224) for title, contestant in MODELS.items()}
     names = [SMALL, TORCH] if native.library() else [SMALL]
     for kind, step in (("inference", infer), ("training", train)):
@@ -163,7 +169,7 @@ def _models(numbers: dict[str, float]) -> Iterator[Row]:
         yield Row(f"{TINY}, {kind}: x {PVT}", ratio(TINY, PVT), 1.4)
         if kind == "inference":
             for title in (SMALL, "DeiT-S", CONVNEXT, SWIN, PVT):
-                operations = 2 * len(images) * cost(models[title], 3, 224, 224).multiply_adds
+                operations = 2 * len(images) * cost(models[title], *IMAGES[1:]).multiply_adds
                 bare = found[title].best * rate / operations
                 numbers[f"{title}, x multiply-adds"] = bare
                 if title == SMALL:
@@ -171,7 +177,7 @@ def _models(numbers: dict[str, float]) -> Iterator[Row]:
 
 
 def _threads(numbers: dict[str, float]) -> Iterator[Row]:
-    images = torch.randn(4, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    images = torch.randn(IMAGES, generator=torch.Generator().manual_seed(0))
     model = MODELS[SMALL].build(224)
 
     def with_threads(count: int, step: Callable[[nn.Module, Tensor], None]) -> None:
@@ -192,7 +198,7 @@ def _threads(numbers: dict[str, float]) -> Iterator[Row]:
 
 
 def _memory(numbers: dict[str, float]) -> Iterator[Row]:
-    kept = {title: image_bytes(MODELS[title].build(224), 3, 224, 224) for title in (SMALL, SWIN)}
+    kept = {title: image_bytes(MODELS[title].build(224), *IMAGES[1:]) for title in (SMALL, SWIN)}
     yield Row(f"{SMALL}, memory of training an image: x {SWIN}", kept[SMALL] / kept[SWIN], 1, False)
 
 
@@ -207,6 +213,56 @@ def _large(numbers: dict[str, float]) -> Iterator[Row]:
         ours, swin, pvt = (found[title].best for title in LARGE)
         yield Row(f"{SMALL}, 49 tokens, {side} pixels: x {SWIN}", swin / ours, 1.0)
         yield Row(f"{SMALL}, 49 tokens, {side} pixels: x PVTv2-B2", pvt / ours, 1.2)
+
+
+def stages() -> list[dict[str, Any]]:
+    """Where the time of `softpp_small` in inference goes: by stage and part, an image of a batch.
+
+    Seconds are the least of several passes, multiply-adds as counted by torch.
+    """
+    model = MODELS[SMALL].build(224).eval()
+    images = torch.randn(IMAGES, generator=torch.Generator().manual_seed(0))
+    started: dict[str, float] = {}
+    spent: dict[str, float] = {}
+
+    def watch(name: str, module: nn.Module) -> None:
+        def start(*_: Any) -> None:
+            started[name] = perf_counter()
+
+        def stop(*_: Any) -> None:
+            spent[name] = perf_counter() - started[name]
+
+        module.register_forward_pre_hook(start)
+        module.register_forward_hook(stop)
+
+    parts: dict[tuple[str, str], list[str]] = {}
+    for name, module in model.named_modules():
+        words = name.split(".")
+        if words[0] == "stages" and words[-1] in PARTS:
+            parts.setdefault((words[1], PARTS[words[-1]]), []).append(name)
+            watch(name, module)
+    watch("", model)
+    passes = []
+    for _ in range(7):
+        infer(model, images)
+        passes.append(dict(spent))
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(images)
+    counts = counter.get_flop_counts()
+    rows: list[dict[str, Any]] = []
+    for (stage, part), names in parts.items():
+        seconds = min(sum(times[name] for name in names) for times in passes)
+        operations = sum(sum(counts[f"{type(model).__name__}.{name}"].values()) for name in names)
+        rows.append(
+            {
+                "stage": int(stage) + 1,
+                "part": part,
+                "seconds": seconds / len(images),
+                "multiply_adds": operations / (2 * len(images)),
+            }
+        )
+    rest = min(times[""] for times in passes) / len(images) - sum(row["seconds"] for row in rows)
+    return [*rows, {"stage": "all", "part": "the rest", "seconds": rest, "multiply_adds": 0}]
 
 
 _IMPORT = """
@@ -237,6 +293,20 @@ def report(content: dict[str, Any], markdown: bool = False) -> str:
     return table(["what", "measured", "target", "stretch", "verdict"], lines, 1, markdown)
 
 
+def report_stages(content: dict[str, Any], markdown: bool = False) -> str:
+    total = sum(row["seconds"] for row in content["stages"])
+    lines = []
+    for row in content["stages"]:
+        count = row["multiply_adds"]
+        rate = f"{2e-9 * count / row['seconds']:.0f}" if count else ""
+        share = f"{100 * row['seconds'] / total:.0f}"
+        milliseconds = f"{1e3 * row['seconds']:.1f}"
+        operations = f"{count / 1e9:.2f}" if count else ""
+        lines.append([str(row["stage"]), row["part"], milliseconds, share, operations, rate])
+    header = ["stage", "part", "ms an image", "%", "G multiply-adds", "G operations/s"]
+    return table(header, lines, 2, markdown)
+
+
 def markdown(content: dict[str, Any]) -> str:
     built = "with" if content["native"] else "without"
     bare = ", ".join(
@@ -257,4 +327,8 @@ without projections, batch, heads, tokens, m = 49, d = 32, divided by its three 
 (with the backward pass nine) at the rate of a 1024 x 1024 product in the same run. "as released"
 is the same model computed as the authors' code does. "49 tokens" is `tokens=49`, one image. Whole
 models divided by their multiply-adds at that rate, in inference: {bare}.
+
+Where the time of `{SMALL}` goes:
+
+{report_stages(content, markdown=True)}
 """

@@ -87,10 +87,16 @@ def _in_tiles(tanh: bool, forward: Forward, backward: Backward) -> InTiles:
     return InTiles(either_forward, either_backward)
 
 
-IN_TILES: dict[type[nn.Module], InTiles] = {
-    nn.GELU: _in_tiles(False, F.gelu, torch.ops.aten.gelu_backward),
-    TanhGELU: _in_tiles(True, _TanhGELU.forward, _tanh_gelu_backward),
-}
+_GELU_IN_TILES = _in_tiles(False, F.gelu, torch.ops.aten.gelu_backward)
+_TANH_GELU_IN_TILES = _in_tiles(True, _TanhGELU.forward, _tanh_gelu_backward)
+
+
+def in_tiles(act: nn.Module) -> InTiles | None:
+    """How an activation is computed in tiles; None for one that is not known."""
+    if type(act) is TanhGELU or (type(act) is nn.GELU and act.approximate == "tanh"):
+        return _TANH_GELU_IN_TILES
+    return _GELU_IN_TILES if type(act) is nn.GELU else None
+
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "gelu_tanh": TanhGELU}
 """Every activation by its name."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..ops.batching import is_wrapped, keep_signature, needs_gradient
 from ..ops.scratch import scratch
-from .activations import IN_TILES, InTiles
+from .activations import InTiles, in_tiles
 
 _TILE_BYTES = 2**21
 """Hidden values of one tile, for each thread."""
@@ -29,7 +29,7 @@ class Mlp(timm.layers.Mlp):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in_features) -> (..., out_features)."""
-        act = IN_TILES.get(type(self.act))
+        act = in_tiles(self.act)
         if act is None or not self._is_plain(x):
             return super().forward(x)
         tensors = (x, self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias)
@@ -83,7 +83,7 @@ class _Tiled(torch.autograd.Function):
         w2: Tensor,
         b2: Tensor,
         act: nn.Module,
-        in_tiles: InTiles,
+        tiled: InTiles,
         keep: bool,
     ) -> tuple[Tensor, Tensor | None]:
         rows = x.reshape(-1, x.shape[-1])
@@ -93,12 +93,12 @@ class _Tiled(torch.autograd.Function):
             size = tile.stop - tile.start
             h = scratch("hidden", rows, size, len(w1)) if hidden is None else hidden[tile]
             torch.addmm(b1, rows[tile], w1.mT, out=h)
-            torch.addmm(b2, in_tiles.forward(h), w2.mT, out=out[tile])
+            torch.addmm(b2, tiled.forward(h), w2.mT, out=out[tile])
         return out.view(*x.shape[:-1], -1), hidden
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        *tensors, ctx.act, ctx.in_tiles, _ = inputs
+        *tensors, ctx.act, ctx.tiled, _ = inputs
         _, hidden = output
         ctx.mark_non_differentiable(hidden)
         ctx.set_materialize_grads(False)
@@ -118,11 +118,11 @@ class _Tiled(torch.autograd.Function):
         for tile in _tiles(rows, w1):
             h = hidden[tile]
             grad_h = torch.mm(grad_rows[tile], w2, out=scratch("grad_hidden", h, *h.shape))
-            grad_h = ctx.in_tiles.backward(grad_h, h)
+            grad_h = ctx.tiled.backward(grad_h, h)
             torch.mm(grad_h, w1, out=grad_x[tile])
             if learned:
                 so_far = int(tile.start > 0)  # times what is there: at first that is nothing
-                grad_w2.addmm_(grad_rows[tile].mT, ctx.in_tiles.forward(h), beta=so_far)
+                grad_w2.addmm_(grad_rows[tile].mT, ctx.tiled.forward(h), beta=so_far)
                 grad_w1.addmm_(grad_h.mT, rows[tile], beta=so_far)
                 grad_b1.add_(grad_h.sum(0))
         grad_x = grad_x.view(x.shape)

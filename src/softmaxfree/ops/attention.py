@@ -16,6 +16,9 @@ from .kernel import kernel_matrix, token_scale
 from .nystrom import Scales, nystrom
 from .precision import compute_dtype, tiny, without_autocast
 
+_TOKENS_OF_AN_IMAGE = 4096
+"""Of all heads: with fewer the products of one image are too small to be computed by themselves."""
+
 
 def gaussian_attention(
     q: Tensor,
@@ -150,7 +153,7 @@ def landmark_attention(
     def stack(tensor: Tensor) -> Tensor:
         return tensor.expand(*leading, -1, -1).reshape(-1, *tensor.shape[-2:])
 
-    tokens = (stack(queries), None if keys is None else stack(keys), stack(values))
+    tokens = _by_image(leading, queries, keys, values)
     scales = Scales(token_scale(q.shape[-1]), landmark_scale)
     with without_autocast(queries):
         if landmark_mask is None and _solves(method, *tokens, landmarks):
@@ -160,6 +163,30 @@ def landmark_attention(
             z = _middle(a, normalize, method, iters, ridge, landmark_mask)
             out = nystrom(*tokens, stack(landmarks), stack(z), None, scales)
     return out.reshape(*leading, *out.shape[-2:]).to(v.dtype)
+
+
+Tokens = tuple[Tensor, Tensor | None, Tensor]
+"""Queries, keys where they are not the queries, values."""
+
+
+def _by_image(leading: torch.Size, q: Tensor, k: Tensor | None, v: Tensor) -> Tokens:
+    """Tokens (..., n, d) -> (images, heads, n, d).
+
+    The heads of a token may lie side by side in memory. Where those of one image are enough to
+    fill tiles, they stay so; else they are copied to be one large stack, as an image of its own.
+    """
+    stay = (
+        not torch.compiler.is_compiling()
+        and len(leading) == 2
+        and q.device.type == "cpu"
+        and leading[1] * q.shape[-2] >= _TOKENS_OF_AN_IMAGE
+    )
+
+    def images(x: Tensor) -> Tensor:
+        x = x.expand(*leading, -1, -1)
+        return x if stay else x.reshape(1, -1, *x.shape[-2:])
+
+    return images(q), None if k is None else images(k), images(v)
 
 
 def _dropped_to_zero(tokens: Tensor, mask: Tensor) -> Tensor:
@@ -191,7 +218,7 @@ def _solves(method: str, *tensors: Tensor | None) -> bool:
 
 
 def _solve_each(
-    tokens: tuple[Tensor, Tensor | None, Tensor],
+    tokens: Tokens,
     landmarks: Tensor,
     scales: Scales,
     normalize: bool,
@@ -200,7 +227,9 @@ def _solve_each(
     ridge: float,
 ) -> Tensor:
     """One matrix after the other: at this size each fills the cache by itself."""
-    queries, keys, values = tokens
+    q, k, v = (x if x is None else x.flatten(0, 1).unsqueeze(0) for x in tokens)
+    assert q is not None
+    assert v is not None
     results = []
     for i, some in enumerate(landmarks.split(1)):
         a = kernel_matrix(some, scale=scales.landmarks)
@@ -213,9 +242,9 @@ def _solve_each(
         if failed.any():
             inverse, factor = _middle(a, normalize, method, iters, ridge, None), None
         one = slice(i, i + 1)
-        k = None if keys is None else keys[one]
-        results.append(nystrom(queries[one], k, values[one], some, inverse, factor, scales))
-    return torch.cat(results)
+        own_k = None if k is None else k[:, one]
+        results.append(nystrom(q[:, one], own_k, v[:, one], some, inverse, factor, scales))
+    return torch.cat(results, 1)
 
 
 def _middle(

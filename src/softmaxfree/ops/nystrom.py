@@ -41,19 +41,19 @@ def nystrom(
     factor: Tensor | None,
     scales: Scales,
 ) -> Tensor:
-    """P_q Z P_k^T V for stacks of matrices.
+    """P_q Z P_k^T V for stacks of matrices, b = images * heads of them.
 
     Args:
-        q: (b, n, d) queries.
-        k: (b, l, d) keys, or None if they are the queries.
-        v: (b, l, e) values.
+        q: (images, heads, n, d) queries, in any order of memory.
+        k: (images, heads, l, d) keys, or None if they are the queries.
+        v: (images, heads, l, e) values.
         landmarks: (b, m, d).
         z: (b, m, m), Z itself; where its factor is given, the inverse of Z.
         factor: (b, m, m), lower Cholesky factor of the inverse of Z, which need not be formed then.
         scales: What tokens and landmarks are multiplied with before they are compared.
 
     Returns:
-        (b, n, e).
+        (images, heads, n, e).
     """
     if torch.compiler.is_compiling():
         return _plain(q, k, v, landmarks, z, factor, scales)
@@ -66,7 +66,7 @@ def nystrom(
 def _tile_tokens(q: Tensor, k: Tensor | None, landmarks: Tensor) -> int:
     """How many tokens, over all matrices of the stack, make a tile."""
     if q.device.type != "cpu":
-        return q.shape[0] * max(q.shape[1], 0 if k is None else k.shape[1])
+        return len(landmarks) * max(q.shape[2], 0 if k is None else k.shape[2])
     return max(64, _TILE_BYTES * torch.get_num_threads() // (landmarks.shape[1] * q.element_size()))
 
 
@@ -86,12 +86,13 @@ def _plain(
         centres = measured(landmarks, shift, scale)
 
         def kernel(tokens: Tensor) -> Tensor:
-            x = measured(tokens, shift, scales.tokens * TO_BASE_2)
+            x = measured(tokens.flatten(0, 1), shift, scales.tokens * TO_BASE_2)
             return exponents_of(centres, x).clamp(max=0).exp2()  # (b, m, n)
 
         p_q = kernel(q)
         p_k = p_q if k is None else kernel(k)
-        return p_q.mT @ (z @ (p_k @ v))
+        out = p_q.mT @ (z @ (p_k @ v.flatten(0, 1)))
+        return out.unflatten(0, v.shape[:2])
 
 
 def _shift(landmarks: Tensor, scales: Scales) -> Tensor:
@@ -132,8 +133,8 @@ class _Tiled(torch.autograd.Function):
             # Values of all heads of a token may lie side by side in memory: so will the results.
             out = (
                 torch.empty_like(v)
-                if v.shape[1] == q.shape[1]
-                else v.new_empty(*q.shape[:2], v.shape[-1])
+                if v.shape[2] == q.shape[2]
+                else v.new_empty(*q.shape[:3], v.shape[-1])
             )
             summary = q.new_zeros(*landmarks.shape[:2], v.shape[-1])  # P_k^T V
             for stack in stacks:
@@ -242,13 +243,20 @@ def _differentiable_gradient(
 
 
 class _Stack(NamedTuple):
-    """Some consecutive matrices of the stack."""
+    """Some consecutive matrices of the stack: heads of one image."""
 
-    first: int
+    image: int
+    head: int
     size: int
+    heads: int
 
     def of(self, tensor: Tensor) -> Tensor:
-        return _part(tensor, 0, self.first, self.size)
+        """Their part of something with an axis for all matrices."""
+        return _part(tensor, 0, self.image * self.heads + self.head, self.size)
+
+    def of_tokens(self, tokens: Tensor) -> Tensor:
+        """(images, heads, n, d) -> (size, n, d)."""
+        return _part(tokens.select(0, self.image), 0, self.head, self.size)
 
 
 class _Tile(NamedTuple):
@@ -258,8 +266,9 @@ class _Tile(NamedTuple):
     first: int
     size: int
 
-    def of(self, tensor: Tensor) -> Tensor:
-        return _part(self.stack.of(tensor), 1, self.first, self.size)
+    def of(self, tokens: Tensor) -> Tensor:
+        """(images, heads, n, d) -> (size of the stack, size of the tile, d)."""
+        return _part(self.stack.of_tokens(tokens), 1, self.first, self.size)
 
 
 def _multiplied(z: Tensor, factor: Tensor | None, stack: _Stack, x: Tensor) -> Tensor:
@@ -281,9 +290,11 @@ def _sides(
     tile_tokens: int,
 ) -> tuple[list[_Stack], "_Side", "_Side"]:
     """The stack in parts, and queries and keys, which are the same object if k is None."""
-    longest = q.shape[1] if k is None else max(q.shape[1], k.shape[1])
-    # A tile is contiguous in memory: whole matrices, or a part of a single one.
-    stacks = [_Stack(*span) for span in _spans(q.shape[0], max(1, tile_tokens // longest))]
+    images, heads, n = q.shape[:3]
+    longest = n if k is None else max(n, k.shape[2])
+    # A tile is whole matrices, or a part of a single one.
+    spans = _spans(heads, max(1, tile_tokens // longest))
+    stacks = [_Stack(image, *span, heads) for image in range(images) for span in spans]
     shift = _shift(landmarks, scales)
     columns = product_columns(landmarks, shift, scales.landmarks * TO_BASE_2)
     common = (shift, columns, scales, stacks[0].size, tile_tokens)
@@ -312,8 +323,8 @@ class _Side:
         tile_tokens: int,
     ) -> None:
         self.tokens, self.shift, self.columns, self.scales = tokens, shift, columns, scales
-        self.spans = _spans(tokens.shape[1], tile_tokens)
-        m, (n, d) = columns.shape[1], tokens.shape[1:]
+        m, (n, d) = columns.shape[1], tokens.shape[2:]
+        self.spans = _spans(n, tile_tokens)
         # Room for the kernel of one part of the stack, or of one tile only; rows for one tile.
         self.stored = group * m * n * tokens.element_size() <= _STORED_BYTES
         self.values = scratch("kernel", tokens, group, m * (n if self.stored else self.spans[0][1]))
@@ -324,7 +335,7 @@ class _Side:
 
     def keep(self) -> None:
         """Makes room for all of the kernel, unless that is too much."""
-        (b, m), n = self.columns.shape[:2], self.tokens.shape[1]
+        (b, m), n = self.columns.shape[:2], self.tokens.shape[2]
         if self.kept is None and b * m * n * self.tokens.element_size() <= _STORED_BYTES:
             self.kept = self.tokens.new_empty(b, m * n)
 
