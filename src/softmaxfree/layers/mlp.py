@@ -42,6 +42,7 @@ class Mlp(timm.layers.Mlp):
         layers = (self.fc1, self.act, self.drop1, self.norm, self.fc2, self.drop2)
         return (
             not torch.compiler.is_compiling()
+            and type(x) in (Tensor, nn.Parameter)
             and x.device.type == "cpu"
             and not torch.is_autocast_enabled("cpu")
             and type(self.fc1) is type(self.fc2) is nn.Linear
@@ -55,7 +56,6 @@ class Mlp(timm.layers.Mlp):
                 and not is_wrapped(parameter)
                 for parameter in (self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias)
             )
-            and type(x) in (Tensor, nn.Parameter)
             and x.dtype in (torch.float32, torch.float64)
             and not is_wrapped(x)
         )

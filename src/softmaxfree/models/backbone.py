@@ -11,8 +11,9 @@ from timm.models import register_notrace_function, register_notrace_module
 from torch import Tensor, nn
 
 from ..layers.activations import TanhGELU
+from ..layers.mlp import Mlp
 from ..layers.multihead import MultiHeadAttention
-from ..layers.patches import PatchProjection
+from ..layers.patches import EmbeddingConv, PatchProjection
 from ..ops.checks import shape
 from ..ops.tracing import is_exporting
 from .checkpoints import check_state_dict, checkpoint_filter_fn, resize_grid
@@ -20,7 +21,7 @@ from .checkpoints import check_state_dict, checkpoint_filter_fn, resize_grid
 POOLS = ("token", "avg", "")
 """How tokens become one: the class token, the average of the others, not at all."""
 
-for module in (MultiHeadAttention, PatchProjection, TanhGELU):
+for module in (EmbeddingConv, Mlp, MultiHeadAttention, PatchProjection, TanhGELU):
     register_notrace_module(module)  # torch.fx cannot follow their checks
 
 
