@@ -10,12 +10,14 @@ import torch
 
 from ..environment import commit, hardware, versions
 from ..files import write_atomically
+from ..ops import native
 
 SCHEMA_VERSION = 1
 
 
 def result(command: str, rows: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-    """Rows with what is needed to read them: command, commit, hardware, versions, threads."""
+    """Rows with what is needed to read them: command, commit, hardware, versions, threads, and
+    whether the code of `softmaxfree build` was there."""
     return {
         "schema_version": SCHEMA_VERSION,
         "command": command,
@@ -23,6 +25,7 @@ def result(command: str, rows: list[dict[str, Any]], **more: Any) -> dict[str, A
         "hardware": hardware(),
         "versions": versions(),
         "threads": torch.get_num_threads(),
+        "native": native.library() is not None,
         **more,
         "rows": rows,
     }
@@ -148,6 +151,7 @@ def provenance(content: dict[str, Any]) -> str:
     hardware, versions = content["hardware"], content["versions"]
     device = hardware.get("gpu") or f"{hardware['cpu']} ({hardware['capability']})"
     threads = "1 thread" if content["threads"] == 1 else f"{content['threads']} threads"
+    threads += ", with compiled code" if content["native"] else ""
     return (
         f"`{content['command']}` on {device}, {threads}, torch {versions['torch']}, "
         f"Python {versions['python']}, commit {(content['commit'] or 'none')[:9]}."

@@ -92,7 +92,6 @@ def run(out: Path) -> dict[str, Any]:
     content = result(
         command_line(),
         [{**asdict(row), "verdict": row.verdict} for row in rows],
-        native=native.library() is not None,
         numbers=numbers,
     )
     content["threads"] = 1
