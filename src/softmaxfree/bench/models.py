@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from ..environment import command_line
+from ..layers.activations import TanhGELU
 from ..layers.attention import SoftmaxFreeAttention
 from ..layers.mlp import Mlp
 from ..layers.multihead import Layout, ValueConv
@@ -92,11 +93,14 @@ class Contestant:
         arguments |= self.larger if side > 224 else {}
         if not self.as_released:
             return timm.create_model(self.model, **arguments)
-        model = timm.create_model(self.model, attention=RELEASED, **arguments)
+        arguments = {"attention": RELEASED, "act_layer": "gelu_tanh"} | arguments
+        model = timm.create_model(self.model, **arguments)
         model.check = partial(check_images, in_chans=3)
         for stage in model.stages:
             stage.embed.register_forward_pre_hook(_in_default_order)
         for module in model.modules():
+            if isinstance(module, Mlp) and type(module.act) is TanhGELU:
+                module.act = nn.GELU(approximate="tanh")
             if type(module) in AS_RELEASED:
                 module.__class__ = AS_RELEASED[type(module)]
         return model
