@@ -136,10 +136,9 @@ def _on_cpu(a: Tensor) -> bool:
 
 
 def cholesky(a: Tensor, iters: int, ridge: float) -> Tensor:
-    if native.takes_landmarks(a):
-        inverse = native.inverse(a, ridge)
-        if inverse is not None:
-            return inverse
+    compiled = _compiled(a, ridge)
+    if compiled is not None:
+        return compiled
     a = add_ridge(a, ridge)
     factor, failed = torch.linalg.cholesky_ex(a)
     if is_readable(failed) and not failed.any():
@@ -150,16 +149,22 @@ def cholesky(a: Tensor, iters: int, ridge: float) -> Tensor:
     return _cholesky_of_definite(a, iters, more)
 
 
+def _compiled(a: Tensor, ridge: float | Tensor) -> Tensor | None:
+    """The inverse of A + ridge I by compiled code; None without it, or if one is not definite."""
+    if isinstance(ridge, Tensor) or not native.takes_landmarks(a):
+        return None
+    return native.inverse(a, ridge)
+
+
 def is_readable(tensor: Tensor) -> bool:
     """Whether its values can be looked at, and without waiting for a device."""
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _cholesky_of_definite(a: Tensor, iters: int, ridge: float | Tensor) -> Tensor:
-    if isinstance(ridge, float) and native.takes_landmarks(a):
-        inverse = native.inverse(a, ridge)
-        if inverse is not None:
-            return inverse
+    compiled = _compiled(a, ridge)
+    if compiled is not None:
+        return compiled
     factor, _ = torch.linalg.cholesky_ex(add_ridge(a, ridge))
     return torch.cholesky_inverse(factor)
 
