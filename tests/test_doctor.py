@@ -33,10 +33,15 @@ def test_it_tells_what_is_best_and_how_to_set_it(
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["errors"]["cpu, torch"] < 1e-5
     assert "1" in found["threads_s"]
-    config = yaml.safe_load(shown[shown.index("    trainer:") : shown.index("\nwritten")])
+    lines = shown[shown.index("    trainer:") : shown.index("\nwritten")]
+    config = yaml.safe_load(lines)
     assert config["trainer"]["accelerator"] in ("cpu", "gpu")
     assert config["trainer"]["precision"] in ("32-true", "bf16-mixed")
     assert config["model"]["init_args"]["options"] == {"inverse": "auto"}
+    (tmp_path / "machine.yaml").write_text(lines)
+    call = [sys.executable, "-m", "softmaxfree", "fit", "--config", str(tmp_path / "machine.yaml")]
+    done = subprocess.run([*call, "--print_config"], capture_output=True, text=True)
+    assert "inverse: auto" in done.stdout, done.stderr
 
 
 @pytest.mark.usefixtures("compiled")

@@ -198,6 +198,7 @@ def advice(found: dict[str, Any]) -> list[str]:
         f"      accelerator: {'gpu' if gpu else 'cpu'}",
         f"      precision: {best('precision_s')}",
         "    model:",
+        "      class_path: softmaxfree.tasks.Classification",
         "      init_args:",
         f"        options: {{inverse: {'auto' if method != 'newton' else method}}}"
         f"  # {method} is the fastest; auto chooses by device",
