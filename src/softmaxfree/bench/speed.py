@@ -26,7 +26,7 @@ CORE = [Case(1, 2, 3136), Case(8, 2, 3136), Case(1, 12, 6272), Case(8, 10, 196)]
 
 SMALL, SWIN, CONVNEXT = "softpp_small", "Swin-T", "ConvNeXt-T"
 TINY, PVT = "softpp_tiny_fudan", "PVTv2-B1"
-RELEASED, TORCH = "softpp_small as released", "softpp_small, torch only"
+RELEASED = "softpp_small as released"
 
 MODELS = {
     contestant.title: contestant
@@ -103,9 +103,14 @@ def run(out: Path) -> dict[str, Any]:
     return content
 
 
-def _torch_only(call: Callable[[], object]) -> object:
-    with native.left_out():
-        return call()
+def _both_ways(title: str, call: Callable[[], object]) -> dict[str, Callable[[], object]]:
+    """A contestant, and the same without the compiled code if there is any."""
+
+    def by_torch() -> None:
+        with native.left_out():
+            call()
+
+    return {title: call, **({f"{title}, torch only": by_torch} if native.library() else {})}
 
 
 def _timed(
@@ -124,19 +129,15 @@ def _core(numbers: dict[str, float]) -> Iterator[Row]:
     for case in CORE:
         ready = OPERATIONS["op_softpp"].ready(case, CPU)
         where = f"{case.batch}, {case.heads}, {case.n}"
-        calls: dict[str, Callable[[], object]] = {
-            f"core {where}": ready.forward,
-            f"core {where}, torch only": partial(_torch_only, ready.forward),
-        }
-        forward, rate = _timed(numbers, "forward", calls, repeats=15, seconds=5)
-        calls = {
-            f"core {where}": ready.train,
-            f"core {where}, torch only": partial(_torch_only, ready.train),
-        }
-        both, rate_both = _timed(numbers, "forward and backward", calls, repeats=15, seconds=5)
+        forward, rate = _timed(
+            numbers, "forward", _both_ways(f"core {where}", ready.forward), repeats=15, seconds=5
+        )
+        both, rate_both = _timed(
+            numbers, "forward and backward", _both_ways(f"core {where}", ready.train),
+            repeats=15, seconds=5,
+        )  # fmt: skip
         long = case.n >= 3136
-        for suffix in ("", ", torch only") if native.library() else ("",):
-            title = f"core {where}{suffix}"
+        for title in forward:
             alone = forward[title].best * rate / case.products()
             limits = (1.9, False, 1.4) if long else (3.5, False, 2.2)
             yield Row(f"{title}: x products", alone, *limits)
@@ -148,19 +149,18 @@ def _core(numbers: dict[str, float]) -> Iterator[Row]:
 def _models(numbers: dict[str, float]) -> Iterator[Row]:
     images = torch.randn(IMAGES, generator=torch.Generator().manual_seed(0))
     models = {title: contestant.build(224) for title, contestant in MODELS.items()}
-    names = [SMALL, TORCH] if native.library() else [SMALL]
     for kind, step in (("inference", infer), ("training", train)):
         calls: dict[str, Callable[[], object]] = {
             title: partial(step, model.train(kind == "training"), images)
             for title, model in models.items()
         }
-        calls[TORCH] = partial(_torch_only, calls[SMALL])
+        calls |= _both_ways(SMALL, calls[SMALL])
         found, rate = _timed(numbers, kind, calls, repeats=7, seconds=20)
 
         def ratio(ours: str, theirs: str, found: dict[str, Timing] = found) -> float:
             return found[theirs].best / found[ours].best
 
-        for name in names:
+        for name in _both_ways(SMALL, calls[SMALL]):
             stretch = ratio(CONVNEXT, SWIN)
             yield Row(f"{name}, {kind}: x {SWIN}", ratio(name, SWIN), 1.0, True, stretch)
         released = 1.6 if kind == "inference" else 2.3
