@@ -1,6 +1,7 @@
 """Order, shares, positions and randomness of what is loaded."""
 
 import random
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,9 @@ from PIL import Image
 from timm.data import IterableImageDataset, create_transform
 
 from softmaxfree.data.counters import generators_kept, hash_counters, seed_sample
+from softmaxfree.data.images import check_targets
 from softmaxfree.data.loader import ResumableLoader, ShardedSampler
-from softmaxfree.data.samples import NOTHING, Batch, Samples, SampleStream, collate
+from softmaxfree.data.samples import NOTHING, Batch, ImageAlone, Samples, SampleStream, collate
 from softmaxfree.data.sources import Digits, open_source
 from softmaxfree.data.transforms import evaluation_transform, training_transform
 
@@ -52,7 +54,8 @@ def test_evaluation_sees_every_image_once_whatever_the_number_of_processes(lengt
 def folders(tmp_path: Path, augment: str | None = "rand-m9-mstd0.5-inc1") -> Samples:
     source = open_source("", str(write_digits(tmp_path)), "train")
     transform = training_transform(16, scale=(0.3, 1), auto_augment=augment, re_prob=0.5)
-    return Samples(source, transform, 16, 5, training=True)  # type: ignore[arg-type]
+    nothing = torch.zeros(3, 16, 16), NOTHING
+    return Samples(source, ImageAlone(transform), nothing, 5, training=True)  # type: ignore[arg-type]
 
 
 def loader(samples: Samples, workers: int, epoch: int = 0) -> ResumableLoader:
@@ -63,6 +66,7 @@ def loader(samples: Samples, workers: int, epoch: int = 0) -> ResumableLoader:
         sampler=ShardedSampler(len(samples), 5, True, 10, 0, 1),
         drop_last=True,
         collate_fn=collate,
+        check=partial(check_targets, num_classes=None),
         num_workers=workers,
     )
 
@@ -196,7 +200,7 @@ def test_a_data_set_of_broken_images_stops(tmp_path: Path) -> None:
 
 def test_a_class_beyond_the_models_stops(tmp_path: Path) -> None:
     batches = loader(folders(tmp_path), 0)
-    batches.num_classes = 4
+    batches.check = partial(check_targets, num_classes=4)
     with pytest.raises(ValueError, match=r"has class [4-9], but the model has num_classes=4"):
         list(batches)
 

@@ -14,9 +14,10 @@ from softmaxfree import MultiHeadAttention, SoftmaxFreeAttention, SoftmaxFreeTra
 from softmaxfree.data.counters import seed_step
 from softmaxfree.data.samples import Batch
 from softmaxfree.layers.softmax import SoftmaxAttention
+from softmaxfree.models.build import build_model
 from softmaxfree.models.replace import TiedProjection
 from softmaxfree.tasks import Classification
-from softmaxfree.tasks.classification import Scores, build_model
+from softmaxfree.tasks.classification import Scores
 from softmaxfree.tasks.warm_start import Teacher, distillation_loss, initialise
 
 from ..models.test_checkpoints import to_released

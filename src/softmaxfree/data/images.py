@@ -1,18 +1,18 @@
 """Images and their classes as a Lightning data module, read by timm, augmented by timm."""
 
-from collections.abc import Sequence
 from typing import Any
 
-from lightning.pytorch import LightningDataModule
+import torch
 from timm.data import IterableImageDataset
 
-from .loader import ResumableLoader, ShardedSampler, prepare_worker
-from .samples import Samples, SampleStream, collate
+from .loader import ResumableLoader
+from .module import Data
+from .samples import NOTHING, Batch, ImageAlone, Samples, SampleStream, collate
 from .sources import Cached, Source, open_source
 from .transforms import evaluation_transform, training_transform
 
 
-class ImageData(LightningDataModule):
+class ImageData(Data):
     """Labelled images for classification.
 
     Args:
@@ -74,12 +74,11 @@ class ImageData(LightningDataModule):
         erase: float = 0.0,
         seed: int = 0,
     ) -> None:
-        super().__init__()
+        super().__init__(batch_size, eval_batch_size, num_workers, seed)
         self.dataset, self.root, self.download = name, root, download
         self.train_split, self.val_split = train_split, val_split
         self.test_split = test_split or val_split
-        self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
-        self.num_workers, self.cache, self.seed = num_workers, cache, seed
+        self.cache = cache
         self.size, self.eval_sizes = size, eval_sizes or [size]
         self.preparation: dict[str, Any] = {
             "crop_pct": crop_pct,
@@ -98,9 +97,6 @@ class ImageData(LightningDataModule):
             "re_prob": erase,
             "re_mode": "pixel",
         }
-        self.sources: dict[str, Source | IterableImageDataset] = {}
-        self.training: ResumableLoader | None = None
-        self.resumed: dict[str, int] | None = None
 
     def prepare_data(self) -> None:
         if self.download:
@@ -116,7 +112,7 @@ class ImageData(LightningDataModule):
         for part, split in parts.get(stage, []):
             if part not in self.sources:
                 self.sources[part] = self._open(split, training=part == "train")
-        self._check_classes()
+        self.check_classes()
 
     def _open(self, split: str, training: bool) -> Source | IterableImageDataset:
         batch = self.images_per_process() if self.trainer else self.batch_size
@@ -131,81 +127,10 @@ class ImageData(LightningDataModule):
         )
         return Cached(source) if self.cache and isinstance(source, Source) else source
 
-    @property
-    def classes(self) -> list[str] | None:
-        """Names of the classes, where the data set tells them."""
-        found = [source.classes for source in self.sources.values() if isinstance(source, Source)]
-        return next((classes for classes in found if classes), None)
-
-    def _check_classes(self) -> None:
-        known = {
-            part: source.classes
-            for part, source in self.sources.items()
-            if isinstance(source, Source) and source.classes
-        }
-        expected = self._num_classes()
-        for part, classes in known.items():
-            if expected is not None and len(classes) != expected:
-                raise ValueError(
-                    f"the data has {len(classes)} classes in its {part} split, but the model has "
-                    f"num_classes={expected}: give --model.num_classes {len(classes)}"
-                )
-            if classes != self.classes:
-                raise ValueError(
-                    f"the classes of the {part} split are not those of the training split, "
-                    f"so that their numbers differ: {_first_difference(classes, self.classes)}"
-                )
-
-    def _num_classes(self) -> int | None:
-        module = self.trainer.lightning_module if self.trainer else None
-        return getattr(module, "num_classes", None)
-
-    def images_per_process(self) -> int:
-        """Images that a process takes at a time."""
-        assert self.trainer is not None
-        processes, accumulated = self.trainer.world_size, self.trainer.accumulate_grad_batches
-        share, rest = divmod(self.batch_size, processes * accumulated)
-        if rest or not share:
-            raise ValueError(
-                f"a batch of {self.batch_size} images cannot be shared equally by {processes} "
-                f"processes of {accumulated} accumulated batches: give --data.batch_size a "
-                f"multiple of {processes * accumulated}"
-            )
-        return share
-
-    def describe(self, indices: Sequence[int]) -> list[str]:
-        """Files or numbers of training images, for messages."""
-        source = self.sources.get("train")
-        if isinstance(source, Source):
-            return [source.describe(index) for index in indices]
-        return [f"image {index} of a worker's stream" for index in indices]
-
     def train_dataloader(self) -> ResumableLoader:
-        assert self.trainer is not None
-        source, share = self.sources["train"], self.images_per_process()
-        length = len(source)
-        if isinstance(source, Source) and length < self.batch_size:
-            raise ValueError(
-                f"the training split has {length} images, fewer than one batch of "
-                f"{self.batch_size}: give a smaller --data.batch_size"
-            )
         transform = training_transform(self.size, **(self.preparation | self.augmentation))
-        self.training = self._loader(source, transform, self.size, share, training=True)
-        if self.resumed:
-            self.training.load_state_dict(self.resumed)
-            self.resumed = None
-        return self.training
-
-    def state_dict(self) -> dict[str, Any]:
-        """The position in the epoch; Lightning's own saving of it is not read in time to matter.
-
-        (It restores loaders when it restores its loops, but makes them before, for whoever asks
-        how many steps there will be.)
-        """
-        return self.training.state_dict() if self.training else {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.resumed = state_dict
+        dataset = self._dataset(self.sources["train"], transform, self.size, training=True)
+        return self.training_loader(dataset, collate=collate, check=self._check)
 
     def val_dataloader(self) -> list[ResumableLoader]:
         return self._evaluation(self.sources["val"])
@@ -214,56 +139,36 @@ class ImageData(LightningDataModule):
         return self._evaluation(self.sources["test"])
 
     def _evaluation(self, source: Source | IterableImageDataset) -> list[ResumableLoader]:
-        share = self.eval_batch_size or self.images_per_process()
         return [
-            self._loader(
-                source, evaluation_transform(size, **self.preparation), size, share, training=False
+            self.evaluation_loader(
+                self._dataset(
+                    source, evaluation_transform(size, **self.preparation), size, training=False
+                ),
+                collate=collate,
+                check=self._check,
             )
             for size in self.eval_sizes
         ]
 
-    def _loader(
-        self,
-        source: Source | IterableImageDataset,
-        transform: Any,
-        size: int,
-        share: int,
-        training: bool,
-    ) -> ResumableLoader:
-        trainer = self.trainer
-        assert trainer is not None
-        sampler = None
-        dataset: Samples | SampleStream
+    def _dataset(
+        self, source: Source | IterableImageDataset, transform: Any, size: int, training: bool
+    ) -> Samples | SampleStream:
         if isinstance(source, Source):
-            dataset = Samples(source, transform, size, self.seed, training)
-            sampler = ShardedSampler(
-                len(source),
-                self.seed,
-                shuffle=training,
-                whole=self.batch_size if training else 0,
-                rank=trainer.global_rank,
-                replicas=trainer.world_size,
-            )
-        else:
-            source.set_loader_cfg(num_workers=self.num_workers)
-            dataset = SampleStream(source, transform, self.seed)
-        return ResumableLoader(
-            dataset,
-            epoch=lambda: trainer.current_epoch,
-            num_classes=self._num_classes(),
-            batch_size=share,
-            sampler=sampler,
-            drop_last=training,
-            collate_fn=collate,
-            num_workers=self.num_workers,
-            worker_init_fn=prepare_worker,
-            persistent_workers=self.num_workers > 0 and sampler is not None,
-            pin_memory=trainer.strategy.root_device.type == "cuda",
+            nothing = torch.zeros(3, size, size), NOTHING
+            return Samples(source, ImageAlone(transform), nothing, self.seed, training)
+        source.set_loader_cfg(num_workers=self.num_workers)
+        return SampleStream(source, transform, self.seed)
+
+    def _check(self, batch: Batch, loader: ResumableLoader) -> None:
+        check_targets(batch, loader, self.num_classes())
+
+
+def check_targets(batch: Batch, loader: ResumableLoader, num_classes: int | None) -> None:
+    """Refuses a class beyond the model's, and in training a sample that is not there."""
+    largest = int(batch.targets.max())
+    if num_classes is not None and largest >= num_classes:
+        raise ValueError(
+            f"an image has class {largest}, but the model has num_classes={num_classes} "
+            f"(0 to {num_classes - 1}): give --model.num_classes as many as the data has"
         )
-
-
-def _first_difference(classes: list[str], others: list[str] | None) -> str:
-    for mine, theirs in zip(classes, others or []):
-        if mine != theirs:
-            return f"{mine} in place of {theirs}"
-    return f"{len(classes)} in place of {len(others or [])}"
+    loader.refuse_missing(bool((batch.targets == NOTHING).any()))

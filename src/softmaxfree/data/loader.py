@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
-from .samples import NOTHING, Batch, SampleStream
+from .samples import NOTHING, SampleStream
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ def prepare_worker(worker: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0) if next(asked) else None)
 
 
-class ResumableLoader(DataLoader[Batch]):
+class ResumableLoader(DataLoader[Any]):
     """A loader that goes on in the middle of an epoch, with any number of workers.
 
     Its position is the number of batches given out in the epoch; what those were follows from
@@ -79,7 +79,7 @@ class ResumableLoader(DataLoader[Batch]):
 
     Args:
         epoch: Tells which epoch it is, asked when the first batch of it is.
-        num_classes: A class beyond these stops with a sentence; not checked if None.
+        check: Refuses a batch that training cannot go on with.
         arguments: Those of torch's DataLoader.
     """
 
@@ -94,11 +94,11 @@ class ResumableLoader(DataLoader[Batch]):
         self,
         *arguments: Any,
         epoch: Callable[[], int] = lambda: 0,
-        num_classes: int | None = None,
+        check: Callable[[Any, "ResumableLoader"], None] = lambda batch, loader: None,
         **named: Any,
     ) -> None:
         super().__init__(*arguments, **named, generator=torch.Generator())  # type: ignore[misc]
-        self.epoch, self.num_classes = epoch, num_classes
+        self.epoch, self.check = epoch, check
         self.position, self.resume_at = 0, 0
         self.waited, self.broken = 0.0, {}
 
@@ -125,23 +125,18 @@ class ResumableLoader(DataLoader[Batch]):
                 return
             self.position += 1
             self._report(batch)
-            self._check(batch)
+            self.check(batch, self)
             yield batch
 
-    def _report(self, batch: Batch) -> None:
+    def _report(self, batch: Any) -> None:
         for path, reason in batch.broken:
             if path not in self.broken:
                 self.broken[path] = reason
                 _log.warning("skipped %s, which cannot be read: %s", path, reason)
 
-    def _check(self, batch: Batch) -> None:
-        largest = int(batch.targets.max())
-        if self.num_classes is not None and largest >= self.num_classes:
-            raise ValueError(
-                f"an image has class {largest}, but the model has num_classes={self.num_classes} "
-                f"(0 to {self.num_classes - 1}): give --model.num_classes as many as the data has"
-            )
-        if self.drop_last and (batch.targets == NOTHING).any():
+    def refuse_missing(self, missing: bool) -> None:
+        """Stops training that has come to samples with nothing in place of them."""
+        if self.drop_last and missing:
             raise ValueError(
                 f"{len(self.broken)} images cannot be read, among them 20 in a row "
                 f"({next(iter(self.broken), 'of no class')} is the first): check the data set"

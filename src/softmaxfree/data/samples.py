@@ -1,7 +1,7 @@
 """Samples: an image made ready for the model, with its randomness from counters."""
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -24,7 +24,7 @@ Transform = Callable[[Image.Image], Tensor]
 
 class Sample(NamedTuple):
     image: Tensor
-    target: int
+    target: Any
     number: int
     """Of the image in its data set."""
     broken: tuple[tuple[str, str], ...] = ()
@@ -45,6 +45,13 @@ def collate(samples: list[Sample]) -> Batch:
     return Batch(
         torch.stack([sample.image for sample in samples]),
         torch.tensor([sample.target for sample in samples]),
+        *numbers_and_broken(samples),
+    )
+
+
+def numbers_and_broken(samples: list[Sample]) -> tuple[Tensor, tuple[tuple[str, str], ...]]:
+    """What all batches end with: numbers (B) of the images, and what could not be read."""
+    return (
         torch.tensor([sample.number for sample in samples]),
         tuple(pair for sample in samples for pair in sample.broken),
     )
@@ -55,12 +62,21 @@ class Samples(Dataset[Sample]):
 
     An image that cannot be read is reported in the sample. In training its neighbour takes its
     place; in evaluation it is left out, as padding is.
+
+    Args:
+        prepare: Makes an image and its target ready for the model.
+        nothing: Image and target of a sample that is not there.
     """
 
     def __init__(
-        self, source: Source, transform: Transform, size: int, seed: int, training: bool
+        self,
+        source: Source,
+        prepare: Callable[[Image.Image, Any], tuple[Tensor, Any]],
+        nothing: tuple[Tensor, Any],
+        seed: int,
+        training: bool,
     ) -> None:
-        self.source, self.transform, self.size = source, transform, size
+        self.source, self.prepare, self.nothing = source, prepare, nothing
         self.seed, self.training = seed, training
 
     def __len__(self) -> int:
@@ -76,7 +92,7 @@ class Samples(Dataset[Sample]):
 
     def _sample(self, epoch: int, index: int) -> Sample:
         if index == NOTHING:
-            return self._nothing(index, ())
+            return Sample(*self.nothing, index)
         broken: tuple[tuple[str, str], ...] = ()
         for attempt in range(_TRIES if self.training else 1):
             number = (index + attempt) % len(self.source)
@@ -87,11 +103,18 @@ class Samples(Dataset[Sample]):
                 broken += ((self.source.describe(number), reason),)
                 continue
             seed_sample(self.seed, epoch, number)
-            return Sample(self.transform(image), target, number, broken)
-        return self._nothing(index, broken)
+            return Sample(*self.prepare(image, target), number, broken)
+        return Sample(*self.nothing, index, broken)
 
-    def _nothing(self, index: int, broken: tuple[tuple[str, str], ...]) -> Sample:
-        return Sample(torch.zeros(3, self.size, self.size), NOTHING, index, broken)
+
+class ImageAlone:
+    """Prepares the image and leaves its class."""
+
+    def __init__(self, transform: Transform) -> None:
+        self.transform = transform
+
+    def __call__(self, image: Image.Image, target: int) -> tuple[Tensor, int]:
+        return self.transform(image), target
 
 
 class SampleStream(IterableDataset[Sample]):

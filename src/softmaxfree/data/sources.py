@@ -26,8 +26,8 @@ class Source(ABC):
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def load(self, index: int) -> tuple[Image.Image, int]:
-        """An image in RGB and its class; -1 where it has none."""
+    def load(self, index: int) -> tuple[Image.Image, Any]:
+        """An image in RGB and what is known of it: its class, -1 where it has none."""
 
     @abstractmethod
     def describe(self, index: int) -> str:
@@ -39,12 +39,12 @@ class Cached(Source):
 
     def __init__(self, source: Source) -> None:
         self.source, self.classes = source, source.classes
-        self.loaded: dict[int, tuple[Image.Image, int]] = {}
+        self.loaded: dict[int, tuple[Image.Image, Any]] = {}
 
     def __len__(self) -> int:
         return len(self.source)
 
-    def load(self, index: int) -> tuple[Image.Image, int]:
+    def load(self, index: int) -> tuple[Image.Image, Any]:
         if index not in self.loaded:
             self.loaded[index] = self.source.load(index)
         return self.loaded[index]

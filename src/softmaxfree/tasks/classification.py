@@ -1,10 +1,8 @@
 """Image classification: any backbone of timm, ours first."""
 
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
-import timm
 import torch
 import torch.nn.functional as F
 from timm.data import Mixup
@@ -14,10 +12,9 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from ..data import ImageData
 from ..data.samples import NOTHING, Batch
-from ..models.replace import replace_attention, replaceable
-from ..models.replace import tie_qk as make_tied
+from ..models.build import build_model
 from .task import Task
-from .warm_start import Teacher, distillation_loss, initialise
+from .warm_start import Teacher, distillation_loss
 
 
 class Classification(Task):
@@ -32,8 +29,6 @@ class Classification(Task):
         tie_qk: One projection for queries and keys: of ours, and of timm's ViT, DeiT and Swin.
         drop_path: Probability of leaving out a block, rising with depth.
         options: Further arguments of the backbone.
-        init_from: A checkpoint whose weights are taken where names and shapes agree: of a run, to
-            fine-tune it, or of the authors' release.
         mixup: Strength of mixup; 0 for none.
         cutmix: Strength of cutmix; 0 for none.
         mix_prob: Probability that a batch is mixed.
@@ -43,7 +38,7 @@ class Classification(Task):
         distillation: Learn the teacher's probabilities (soft) or its decisions (hard).
         distillation_weight: Weight of the teacher beside the labels, 0 to 1.
         temperature: What the logits are divided by in soft distillation.
-        task: Optimiser, schedule, moving average: those of Task.
+        task: Optimiser, schedule, moving average, weights to start from: those of Task.
     """
 
     def __init__(
@@ -54,7 +49,6 @@ class Classification(Task):
         tie_qk: bool | None = None,
         drop_path: float = 0.0,
         options: dict[str, Any] | None = None,
-        init_from: str | None = None,
         mixup: float = 0.0,
         cutmix: float = 0.0,
         mix_prob: float = 1.0,
@@ -70,7 +64,6 @@ class Classification(Task):
         self.save_hyperparameters()
         self.num_classes = num_classes
         self.model = build_model(backbone, num_classes, attention, tie_qk, drop_path, options)
-        self.init_from: str | None = init_from
         self.smoothing = smoothing
         self.mix = (
             Mixup(mixup, cutmix, prob=mix_prob, label_smoothing=smoothing, num_classes=num_classes)
@@ -87,12 +80,10 @@ class Classification(Task):
     @property
     def images(self) -> ImageData | None:
         """The data module, if it is ours."""
-        data = getattr(self.trainer, "datamodule", None)
-        return data if isinstance(data, ImageData) else None
+        return self.data if isinstance(self.data, ImageData) else None
 
     def setup(self, stage: str) -> None:
-        if self.init_from and Path(self.init_from).is_file():
-            self._initialise()
+        super().setup(stage)
         if stage != "fit":
             return
         data = self.images
@@ -110,26 +101,10 @@ class Classification(Task):
                 self.teacher_name, path, self.num_classes, normal["mean"], normal["std"]
             )
 
-    def _initialise(self) -> None:
-        """Once: what follows goes on with the weights that are there."""
-        if self.init_from:
-            taken = initialise(self.model, Path(self.init_from))
-            if self.trainer.is_global_zero:
-                print(taken)
-            self.init_from = None
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.init_from = None  # the checkpoint has all weights
-
     def on_fit_start(self) -> None:
-        self._initialise()  # refuses a file that is not there, unless there was a checkpoint
+        super().on_fit_start()
         if self.teacher:
             self.teacher.to(self.device)
-
-    def on_validation_start(self) -> None:
-        self._initialise()
-
-    on_test_start = on_validation_start
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, classes) of images (B, 3, H, W)."""
@@ -186,6 +161,35 @@ class Classification(Task):
                 batch_size=len(batch.targets),
             )
 
+    def closing_scores(self) -> dict[str, Any]:
+        """Accuracy by image size: that of training, one and a half times and twice as large."""
+        data = self.images
+        if data is None:
+            return super().closing_scores()
+        sizes = [data.size, data.size * 3 // 2, data.size * 2]
+        before, data.eval_sizes = data.eval_sizes, sizes
+        try:
+            found = super().closing_scores()
+        finally:
+            data.eval_sizes = before
+        suffixes = ["" if size == data.size else f"@{size}" for size in sizes]
+        return {
+            "accuracy": {
+                str(size): found[f"accuracy{suffix}"] for size, suffix in zip(sizes, suffixes)
+            }
+        }
+
+    def closing_lines(self, scores: dict[str, Any]) -> list[str]:
+        by_size = scores["accuracy"]
+        if not isinstance(by_size, dict):
+            return super().closing_lines(scores)
+        lines = [
+            f"accuracy       {accuracy * 100:.2f} % at {size} x {size} pixels"
+            for size, accuracy in by_size.items()
+        ]
+        first = next(iter(by_size.values()))
+        return [*lines, f"held-out accuracy: {first * 100:.2f} %"]
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds what prediction needs to know: how images are prepared, what classes are called."""
         data = self.images
@@ -225,45 +229,3 @@ class Scores(nn.ModuleDict):
                 metric.update(F.cross_entropy(logits, targets), weight=len(targets))  # type: ignore[operator]
             else:
                 metric.update(logits, targets)  # type: ignore[operator]
-
-
-def build_model(
-    backbone: str,
-    num_classes: int,
-    attention: str | None = None,
-    tie_qk: bool | None = None,
-    drop_path: float = 0.0,
-    options: dict[str, Any] | None = None,
-) -> nn.Module:
-    """A model of timm; a name that it does not know is refused with those that are near.
-
-    Another attention, or Q = K, is put into timm's own models, and passed on to all others.
-    """
-    if not timm.is_model(backbone):
-        near = get_close_matches(backbone, timm.list_models(), n=3)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        raise ValueError(f"timm has no model {backbone!r}{hint}")
-
-    def create(**more: Any) -> nn.Module:
-        return timm.create_model(
-            backbone,
-            num_classes=num_classes,
-            drop_path_rate=drop_path,
-            **(options or {}),
-            **more,
-        )
-
-    chosen: dict[str, Any] = {"attention": attention, "tie_qk": tie_qk}
-    chosen = {name: value for name, value in chosen.items() if value is not None}
-    package = timm.model_entrypoint(backbone).__module__.partition(".")[0]
-    if package == "softmaxfree":
-        return create(**chosen)
-    model = create()
-    if package != "timm" and not replaceable(model):
-        return create(**chosen) if chosen else model
-    if attention:
-        given = {} if tie_qk is None else {"tie_qk": tie_qk}
-        replace_attention(model, attention, measure=False, **given)
-    elif tie_qk:
-        make_tied(model)
-    return model

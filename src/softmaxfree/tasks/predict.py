@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..data.transforms import evaluation_transform
 from ..files import write_atomically
-from .classification import build_model
+from ..models.build import build_model
 
 
 class Predictor:

@@ -1,16 +1,20 @@
 """What all tasks share: optimiser, schedule, averaged weights, freezing, randomness of a step."""
 
 from fnmatch import fnmatchcase
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule
 from timm.optim import create_optimizer_v2
-from timm.scheduler import CosineLRScheduler
+from timm.scheduler import CosineLRScheduler, MultiStepLRScheduler, PolyLRScheduler
+from timm.scheduler.scheduler import Scheduler
 from torch import Tensor, nn
 
 from ..data.counters import seed_step
+from ..data.module import Data
 from .ema import MovingAverage
+from .warm_start import initialise
 
 
 class Task(LightningModule):
@@ -22,16 +26,28 @@ class Task(LightningModule):
         weight_decay: Of all parameters but biases, norms and embeddings.
         layer_decay: Factor of the learning rate from each layer to the one before it.
         optimizer_options: Further arguments of the optimiser.
+        schedule: How the learning rate falls after warm-up: by half a cosine, at milestones by a
+            factor of 10 (step), or linearly (poly).
+        milestones: Epochs at which it falls, for step.
         warmup_epochs: Epochs over which the learning rate rises linearly.
         warmup_lr: Learning rate that it rises from.
-        min_lr: Learning rate that its half cosine ends with.
+        min_lr: Learning rate that cosine and poly end with.
         ema: Decay of the moving average of the weights; none is kept if not given.
+        init_from: A checkpoint whose weights are taken where names and shapes agree: of a run, to
+            fine-tune it, or of the authors' release; in a detector, its backbone's.
         freeze: Names of parts of the model that are not trained, with * for any characters;
             their batch normalisation stays as it is.
         seed: What is random in a step is a function of (seed, epoch, batch, process).
     """
 
     model: nn.Module
+    monitor = "val/accuracy"
+    """What best.ckpt has the highest of."""
+    curves: ClassVar[dict[str, list[str]]] = {
+        "loss": ["train/loss_epoch", "val/loss"],
+        "accuracy in validation": ["val/accuracy", "val/accuracy_top5"],
+    }
+    """What is drawn of a run: names of measures, by title."""
 
     def __init__(
         self,
@@ -40,18 +56,28 @@ class Task(LightningModule):
         weight_decay: float = 0.05,
         layer_decay: float | None = None,
         optimizer_options: dict[str, Any] | None = None,
+        schedule: Literal["cosine", "step", "poly"] = "cosine",
+        milestones: list[float] | None = None,
         warmup_epochs: float = 0,
         warmup_lr: float = 1e-6,
         min_lr: float = 1e-5,
         ema: float | None = None,
+        init_from: str | None = None,
         freeze: list[str] | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
         self.optimizer, self.optimizer_options = optimizer, optimizer_options or {}
         self.lr, self.weight_decay, self.layer_decay = lr, weight_decay, layer_decay
+        if (schedule == "step") != bool(milestones):
+            raise ValueError(
+                "milestones are the epochs at which schedule: step lowers the learning rate; "
+                f"got schedule: {schedule} with milestones: {milestones}"
+            )
+        self.schedule, self.milestones = schedule, milestones or []
         self.warmup_epochs, self.warmup_lr, self.min_lr = warmup_epochs, warmup_lr, min_lr
         self.ema, self.seed = ema, seed
+        self.init_from = init_from
         self.freeze_patterns = freeze or []
         self.frozen: list[str] = []
 
@@ -97,20 +123,71 @@ class Task(LightningModule):
                 "the learning rate follows a schedule, which needs an end: "
                 "give --trainer.max_epochs or --trainer.max_steps"
             )
-        batches = self.trainer.num_training_batches / self.trainer.accumulate_grad_batches
-        schedule = CosineLRScheduler(
-            optimizer,
-            t_initial=int(steps),
-            lr_min=self.min_lr,
-            warmup_t=min(round(self.warmup_epochs * batches), int(steps) - 1),
-            warmup_lr_init=self.warmup_lr,
-            t_in_epochs=False,
-        )
+        schedule = self._schedule(optimizer, int(steps))
         schedule.step_update(0)
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": schedule, "interval": "step"},
         }
+
+    def _schedule(self, optimizer: Any, steps: int) -> Scheduler:
+        batches = self.trainer.num_training_batches / self.trainer.accumulate_grad_batches
+        warmup = {
+            "warmup_t": min(round(self.warmup_epochs * batches), steps - 1),
+            "warmup_lr_init": self.warmup_lr,
+            "t_in_epochs": False,
+        }
+        if self.schedule == "step":
+            steps_down = [round(epoch * batches) for epoch in self.milestones]
+            return MultiStepLRScheduler(optimizer, steps_down, 0.1, **warmup)
+        falling = {"t_initial": steps, "lr_min": self.min_lr, **warmup}
+        if self.schedule == "poly":
+            return PolyLRScheduler(optimizer, power=1.0, **falling)
+        return CosineLRScheduler(optimizer, **falling)
+
+    @property
+    def data(self) -> Data | None:
+        """The data module, if it is ours."""
+        data = getattr(self.trainer, "datamodule", None)
+        return data if isinstance(data, Data) else None
+
+    def initialised(self, path: Path) -> nn.Module:
+        """The part of the model that a file to start from has weights for."""
+        return self.model
+
+    def setup(self, stage: str) -> None:
+        if self.init_from and Path(self.init_from).is_file():
+            self._initialise()
+
+    def _initialise(self) -> None:
+        """Once: what follows goes on with the weights that are there."""
+        if self.init_from:
+            path = Path(self.init_from)
+            taken = initialise(self.initialised(path), path)
+            if self.trainer.is_global_zero:
+                print(taken)
+            self.init_from = None
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.init_from = None  # the checkpoint has all weights
+
+    def on_fit_start(self) -> None:
+        self._initialise()  # refuses a file that is not there, unless there was a checkpoint
+
+    def on_validation_start(self) -> None:
+        self._initialise()
+
+    def on_test_start(self) -> None:
+        self._initialise()
+
+    def closing_scores(self) -> dict[str, Any]:
+        """What a run ends with, by name: all that validation measures."""
+        found = self.trainer.validate(self, datamodule=self.data, verbose=False)
+        return {name.removeprefix("val/"): value for part in found for name, value in part.items()}
+
+    def closing_lines(self, scores: dict[str, Any]) -> list[str]:
+        """The scores for people, the most important one last."""
+        return [f"{name:15}{value:.4f}" for name, value in scores.items()]
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
         scheduler.step_update(self.trainer.global_step)
@@ -122,9 +199,8 @@ class Task(LightningModule):
         """Stops at a loss that is not finite, before it reaches the weights."""
         if torch.isfinite(loss):
             return
-        data = getattr(self.trainer, "datamodule", None)
         numbers = indices.tolist()
-        names = data.describe(numbers) if data else [str(number) for number in numbers]
+        names = self.data.describe(numbers) if self.data else [str(number) for number in numbers]
         raise RuntimeError(
             f"the loss is {loss.item()} at step {self.trainer.global_step} (epoch "
             f"{self.trainer.current_epoch}), and training stopped before it reached the weights; "

@@ -34,23 +34,23 @@ class RunCheckpoint(Checkpoint):
     """Writes last.ckpt and best.ckpt, and saves before a signal ends the run.
 
     last.ckpt holds the whole state: every `save_every` steps, at the end of every epoch, and on
-    SIGINT, SIGTERM and SIGUSR1. best.ckpt is the one of the highest accuracy in validation. Both
+    SIGINT, SIGTERM and SIGUSR1. best.ckpt is the one of the highest score in validation. Both
     have the averaged weights, if there are any, as their state_dict.
 
     Lightning calls checkpoint callbacks after all others, so that averaged weights are up to date.
 
     Args:
         folder: The run's.
-        save_every: Steps from one last.ckpt to the next.
         monitor: What best.ckpt is the highest of.
+        save_every: Steps from one last.ckpt to the next.
         config: The run's configuration, kept in the checkpoints.
     """
 
     def __init__(
         self,
         folder: Path,
+        monitor: str,
         save_every: int = 500,
-        monitor: str = "val/accuracy",
         config: str | None = None,
     ) -> None:
         if save_every < 1:

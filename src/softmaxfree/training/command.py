@@ -19,10 +19,10 @@ from lightning.pytorch.plugins.layer_sync import LayerSync
 from timm.layers import convert_sync_batchnorm
 from torch import nn
 
-from ..data import ImageData
+from ..data.module import Data
 from ..files import write_atomically
 from ..modules import MODULES, Names, import_modules, listed
-from ..tasks import Classification, Task
+from ..tasks import Task
 from ..tasks.predict import read_run_checkpoint
 from .allocator import keep_freed_memory
 from .checkpoint import AtomicCheckpointIO, RunCheckpoint, Stopped
@@ -151,7 +151,7 @@ class TrainingCLI(LightningCLI):
             raise
 
     def after_instantiate_classes(self) -> None:
-        if self.config[self.command].ckpt_path and isinstance(self.model, Classification):
+        if self.config[self.command].ckpt_path:
             self.model.init_from = None  # the checkpoint has all weights
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -168,7 +168,7 @@ class TrainingCLI(LightningCLI):
                 *_listed(trainer_config.callbacks),
                 *([TQDMProgressBar()] if trainer_config.enable_progress_bar is not False else []),
                 self.pace,
-                RunCheckpoint(self.folder, config.save_every, config=text),
+                RunCheckpoint(self.folder, self.model.monitor, config.save_every, text),
             ],
         }
         if trainer_config.sync_batchnorm:
@@ -195,22 +195,22 @@ class TrainingCLI(LightningCLI):
             )
 
     def after_fit(self) -> None:
-        """Scores the run at its size, at 1.5 and at 2 times that, and says where everything is."""
+        """Scores the run, and says where everything is."""
         trainer, data = self.trainer, self.datamodule
-        if not isinstance(self.model, Classification) or not isinstance(data, ImageData):
+        if not isinstance(data, Data):
             return
         if getattr(trainer, "fast_dev_run", False):
             print("one step of training and validation went through")
             return
-        scores = score_at(trainer, self.model, data, [data.size, data.size * 3 // 2, data.size * 2])
+        scores = self.model.closing_scores()
         if not trainer.is_global_zero:
             return
         waiting = self.pace.waited / max(self.pace.seconds, 1e-9)
         broken = len(data.training.broken) if data.training else 0
-        describe_run(self.folder, accuracy=scores, data_wait=waiting, broken_images=broken)
+        describe_run(self.folder, **scores, data_wait=waiting, broken_images=broken)
         print(f"\nrun folder     {self.folder}")
         print("               last.ckpt, best.ckpt, config.yaml, run.json, metrics.jsonl")
-        print(f"curves         {draw_curves(self.folder)}")
+        print(f"curves         {draw_curves(self.folder, self.model.curves)}")
         print(f"data waiting   {waiting:.1%} of the time of a step".replace("%", " %"))
         if broken:
             print(f"broken images  {broken}, skipped")
@@ -221,9 +221,7 @@ class TrainingCLI(LightningCLI):
                 f"predict with   softmaxfree predict {image} "
                 f"--ckpt {self.folder / 'last.ckpt'}{modules}"
             )
-        for size, accuracy in scores.items():
-            print(f"accuracy       {accuracy * 100:.2f} % at {size} x {size} pixels")
-        print(f"held-out accuracy: {scores[str(data.size)] * 100:.2f} %")
+        print("\n".join(self.model.closing_lines(scores)))
 
     def after_validate(self) -> None:
         if self.trainer.is_global_zero:
@@ -244,22 +242,6 @@ class SynchronisedBatchNorm(LayerSync):
     def revert(self, model: nn.Module) -> nn.Module:
         """As it is: outside training nothing is synchronised."""
         return model
-
-
-def score_at(
-    trainer: Trainer, model: Classification, data: ImageData, sizes: list[int]
-) -> dict[str, float]:
-    """Accuracy in validation by image size, with the weights that the model has."""
-    before, data.eval_sizes = data.eval_sizes, sizes
-    try:
-        scores = trainer.validate(model, datamodule=data, verbose=False)
-    finally:
-        data.eval_sizes = before
-    found = {name: value for part in scores for name, value in part.items()}
-    return {
-        str(size): found["val/accuracy" + ("" if size == data.size else f"@{size}")]
-        for size in sizes
-    }
 
 
 def run(command: str, arguments: list[str]) -> None:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..data import ImageData
+from ..data.module import Data
 from ..data.sources import Source
 from ..environment import command_line, commit, hardware, versions
 from ..files import write_atomically
@@ -23,17 +23,13 @@ def describe_run(folder: Path, **more: Any) -> None:
     write_atomically(folder / "run.json", json.dumps(content, indent=1) + "\n")
 
 
-def draw_curves(folder: Path) -> Path:
-    """curves.png: the training loss, the accuracy in validation and the learning rate."""
+def draw_curves(folder: Path, curves: dict[str, list[str]]) -> Path:
+    """curves.png: measures by title, such as the losses and the scores in validation."""
     from matplotlib.figure import Figure
 
     metrics = read_metrics(folder / "metrics.jsonl")
-    figure = Figure(figsize=(9, 3.4), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for axes, title, names in (
-        (left, "loss", ("train/loss_epoch", "val/loss")),
-        (right, "accuracy in validation", ("val/accuracy", "val/accuracy_top5")),
-    ):
+    figure = Figure(figsize=(4.5 * len(curves), 3.4), layout="constrained")
+    for axes, (title, names) in zip(figure.subplots(1, len(curves)), curves.items()):
         for name in names:
             if name in metrics:
                 steps, values = zip(*metrics[name])
@@ -47,7 +43,7 @@ def draw_curves(folder: Path) -> Path:
     return path
 
 
-def example_image(data: ImageData, folder: Path) -> Path | None:
+def example_image(data: Data, folder: Path) -> Path | None:
     """example.png: the first image of the validation split that can be read, to predict with."""
     source = data.sources.get("val")
     if not isinstance(source, Source):

@@ -1,0 +1,151 @@
+"""What all data modules share: shares of a batch, loaders that resume, names for messages."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import Dataset
+
+from .loader import ResumableLoader, ShardedSampler, prepare_worker
+from .sources import Source
+
+
+class Data(LightningDataModule):
+    """Samples by number, shared out between processes, in an order that follows from counters.
+
+    Args:
+        batch_size: Images a step, over all processes and all accumulated batches.
+        eval_batch_size: Images a process scores at a time; its share of batch_size if not given.
+        num_workers: Processes that load images, for each process that trains.
+        seed: Order and augmentation are functions of (seed, epoch, image).
+    """
+
+    def __init__(
+        self, batch_size: int, eval_batch_size: int | None, num_workers: int, seed: int
+    ) -> None:
+        super().__init__()
+        self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
+        self.num_workers, self.seed = num_workers, seed
+        self.sources: dict[str, Any] = {}
+        self.training: ResumableLoader | None = None
+        self.resumed: dict[str, int] | None = None
+
+    @property
+    def classes(self) -> list[str] | None:
+        """Names of the classes, where the data set tells them."""
+        found = [source.classes for source in self.sources.values() if isinstance(source, Source)]
+        return next((classes for classes in found if classes), None)
+
+    def check_classes(self) -> None:
+        """Refuses splits whose classes are not the model's, or not the same."""
+        expected = self.num_classes()
+        for part, source in self.sources.items():
+            classes = source.classes if isinstance(source, Source) else None
+            if not classes:
+                continue
+            if expected is not None and len(classes) != expected:
+                raise ValueError(
+                    f"the data has {len(classes)} classes in its {part} split, but the model has "
+                    f"num_classes={expected}: give --model.num_classes {len(classes)}"
+                )
+            if classes != self.classes:
+                raise ValueError(
+                    f"the classes of the {part} split are not those of the training split, "
+                    f"so that their numbers differ: {_first_difference(classes, self.classes)}"
+                )
+
+    def num_classes(self) -> int | None:
+        """The model's, where it is known."""
+        module = self.trainer.lightning_module if self.trainer else None
+        return getattr(module, "num_classes", None)
+
+    def images_per_process(self) -> int:
+        """Images that a process takes at a time."""
+        assert self.trainer is not None
+        processes, accumulated = self.trainer.world_size, self.trainer.accumulate_grad_batches
+        share, rest = divmod(self.batch_size, processes * accumulated)
+        if rest or not share:
+            raise ValueError(
+                f"a batch of {self.batch_size} images cannot be shared equally by {processes} "
+                f"processes of {accumulated} accumulated batches: give --data.batch_size a "
+                f"multiple of {processes * accumulated}"
+            )
+        return share
+
+    def describe(self, indices: Sequence[int]) -> list[str]:
+        """Files or numbers of training images, for messages."""
+        source = self.sources.get("train")
+        if isinstance(source, Source):
+            return [source.describe(index) for index in indices]
+        return [f"image {index} of a worker's stream" for index in indices]
+
+    def training_loader(self, dataset: Dataset[Any], **functions: Any) -> ResumableLoader:
+        """The loader of training, which goes on where a checkpoint left it."""
+        length = len(self.sources["train"])
+        if isinstance(self.sources["train"], Source) and length < self.batch_size:
+            raise ValueError(
+                f"the training split has {length} images, fewer than one batch of "
+                f"{self.batch_size}: give a smaller --data.batch_size"
+            )
+        self.training = self._loader(dataset, self.images_per_process(), True, **functions)
+        if self.resumed:
+            self.training.load_state_dict(self.resumed)
+            self.resumed = None
+        return self.training
+
+    def evaluation_loader(self, dataset: Dataset[Any], **functions: Any) -> ResumableLoader:
+        """A loader that gives every image once."""
+        share = self.eval_batch_size or self.images_per_process()
+        return self._loader(dataset, share, False, **functions)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position in the epoch; Lightning's own saving of it is not read in time to matter.
+
+        (It restores loaders when it restores its loops, but makes them before, for whoever asks
+        how many steps there will be.)
+        """
+        return self.training.state_dict() if self.training else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.resumed = state_dict
+
+    def _loader(
+        self,
+        dataset: Any,
+        share: int,
+        training: bool,
+        collate: Callable[[list[Any]], Any],
+        check: Callable[[Any, ResumableLoader], None],
+    ) -> ResumableLoader:
+        trainer = self.trainer
+        assert trainer is not None
+        sampler = None
+        if hasattr(dataset, "__getitem__"):
+            sampler = ShardedSampler(
+                len(dataset),
+                self.seed,
+                shuffle=training,
+                whole=self.batch_size if training else 0,
+                rank=trainer.global_rank,
+                replicas=trainer.world_size,
+            )
+        return ResumableLoader(
+            dataset,
+            epoch=lambda: trainer.current_epoch,
+            check=check,
+            batch_size=share,
+            sampler=sampler,
+            drop_last=training,
+            collate_fn=collate,
+            num_workers=self.num_workers,
+            worker_init_fn=prepare_worker,
+            persistent_workers=self.num_workers > 0 and sampler is not None,
+            pin_memory=trainer.strategy.root_device.type == "cuda",
+        )
+
+
+def _first_difference(classes: list[str], others: list[str] | None) -> str:
+    for mine, theirs in zip(classes, others or []):
+        if mine != theirs:
+            return f"{mine} in place of {theirs}"
+    return f"{len(classes)} in place of {len(others or [])}"
