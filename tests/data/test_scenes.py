@@ -1,15 +1,19 @@
 """Images with objects: what is in them, what is left out, and what is said about it."""
 
 import json
+import os
 import random
 from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from softmaxfree.data.digit_scenes import DigitScenes
-from softmaxfree.data.scenes import open_scenes
+from softmaxfree.data.scenes import Scenes, open_scenes
 from softmaxfree.data.sources import Digits
 
 PYCOCOTOOLS = "ignore:__array__ implementation:DeprecationWarning"
@@ -88,6 +92,165 @@ def test_masks_are_left_out_where_not_asked_for() -> None:
     assert not scenes.has_masks
     assert scenes.load(0)[1].masks is None
     assert "segmentation" not in scenes.ground_truth()["annotations"][0]
+
+
+CAT, DOG = ("cat", 0, 2, 3, 11, 8), ("dog", 0, 1, 1, 1, 1)
+
+
+def write_voc(
+    folder: Path, split: str, *images: list[tuple[str, int, float, float, float, float]]
+) -> Path:
+    """Images of 20 x 10 pixels; objects are the name, difficult, xmin, ymin, xmax, ymax."""
+    for name in ("Annotations", "JPEGImages", "ImageSets/Main"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    names = [f"{split}_{number}" for number in range(len(images))]
+    (folder / "ImageSets/Main" / f"{split}.txt").write_text("\n".join(names) + "\n")
+    for name, objects in zip(names, images):
+        Image.new("L", (20, 10)).save(folder / "JPEGImages" / f"{name}.jpg")
+        boxes = "".join(
+            f"<object><name>{kind}</name><difficult>{difficult}</difficult><part><name>paw</name>"
+            f"</part><bndbox><xmin>{x1}</xmin><ymin>{y1}</ymin><xmax>{x2}</xmax><ymax>{y2}</ymax>"
+            "</bndbox></object>"
+            for kind, difficult, x1, y1, x2, y2 in objects
+        )
+        size = "<size><width>20</width><height>10</height></size>"
+        (folder / "Annotations" / f"{name}.xml").write_text(
+            f"<annotation><filename>{name}.jpg</filename>{size}{boxes}</annotation>"
+        )
+    return folder
+
+
+@pytest.mark.parametrize("below", ["", "VOC2012", "VOCdevkit/VOC2012"])
+def test_voc_counts_pixels_from_one_and_takes_the_last_in(tmp_path: Path, below: str) -> None:
+    write_voc(tmp_path / below, "train", [DOG, CAT], [])
+    scenes = open_scenes("voc", str(tmp_path), "train")
+    assert len(scenes) == 2
+    assert scenes.classes == ["cat", "dog"]
+    image, (boxes, labels, masks) = scenes.load(0)
+    assert image.mode == "RGB"
+    assert boxes.tolist() == [[0, 0, 1, 1], [1, 2, 11, 8]]
+    assert labels.tolist() == [1, 0]
+    assert masks is None
+    assert not scenes.has_masks
+    assert [scenes.is_empty(index) for index in range(2)] == [False, True]
+    boxes, labels, _ = scenes.load(1)[1]
+    assert boxes.shape == (0, 4)
+    assert labels.shape == (0,)
+    assert scenes.describe(1) == str(tmp_path / below / "JPEGImages" / "train_1.jpg")
+
+
+def test_all_splits_of_voc_have_the_same_classes(tmp_path: Path) -> None:
+    write_voc(tmp_path, "train", [CAT])
+    write_voc(tmp_path, "val", [DOG])
+    assert open_scenes("voc", str(tmp_path), "train").classes == ["cat", "dog"]
+    scenes = open_scenes("voc", str(tmp_path), "val", ["dog", "cat"])
+    assert scenes.load(0)[1].labels.tolist() == [0]
+    with pytest.raises(ValueError, match="object 1 of val_0.xml is of the class 'dog', but the"):
+        open_scenes("voc", str(tmp_path), "val", ["cat"])
+
+
+def test_difficult_objects_of_voc_are_crowds_for_scoring(tmp_path: Path) -> None:
+    write_voc(tmp_path, "val", [CAT, ("dog", 1, 5, 5, 30, 30)], [("dog", 1, 1, 1, 5, 5)])
+    scenes = open_scenes("voc", str(tmp_path), "val")
+    assert len(scenes.load(0)[1].boxes) == 1
+    assert scenes.is_empty(1)
+    truth = scenes.ground_truth()
+    assert truth["images"][1] == {"id": 2, "file_name": "val_1.jpg", "height": 10, "width": 20}
+    assert truth["categories"] == [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
+    cat, dog, _ = truth["annotations"]
+    assert cat["bbox"] == [1, 2, 10, 6]
+    assert cat["area"] == 60
+    assert dog["bbox"] == [4, 4, 16, 6]  # inside of the image
+    assert [a["iscrowd"] for a in truth["annotations"]] == [0, 1, 1]
+
+
+def test_broken_objects_of_voc_are_named_and_left_out(tmp_path: Path) -> None:
+    broken = [("cat", 0, 5, 5, 4, 9), ("cat", 0, 21, 1, 25, 5), ("cat", 0, float("nan"), 1, 2, 2)]
+    write_voc(tmp_path, "val", [*broken, CAT])
+    path = tmp_path / "Annotations" / "val_0.xml"
+    path.write_text(
+        path.read_text().replace("</annotation>", "<object><name>cat</name></object></annotation>")
+    )
+    scenes = open_scenes("voc", str(tmp_path), "val")
+    no_area = "its box has no area in the image"
+    assert scenes.skipped == {
+        **{f"object {place} of val_0.xml": no_area for place in (1, 2, 3)},
+        "object 5 of val_0.xml": "its box is not four numbers",
+    }
+    assert len(scenes.load(0)[1].boxes) == len(scenes.ground_truth()["annotations"]) == 1
+
+
+def test_voc_takes_the_file_name_or_the_name_in_the_split(tmp_path: Path) -> None:
+    write_voc(tmp_path, "val", [CAT], [CAT], [CAT])
+    images = tmp_path / "JPEGImages"
+    (images / "val_0.jpg").rename(images / "val_0.png")
+    (images / "val_1.jpg").rename(images / "photo.jpg")
+    xml = tmp_path / "Annotations" / "val_1.xml"
+    xml.write_text(xml.read_text().replace("val_1.jpg", "photo.jpg"))
+    (images / "val_2.jpg").unlink()
+    scenes = open_scenes("voc", str(tmp_path), "val")
+    assert [Path(scenes.describe(n)).name for n in range(3)] == [
+        "val_0.png",
+        "photo.jpg",
+        "val_2.jpg",
+    ]
+    with pytest.raises(FileNotFoundError):  # only when it is asked for
+        scenes.load(2)
+
+
+def test_an_image_of_another_size_than_annotated_is_refused(tmp_path: Path) -> None:
+    write_voc(tmp_path, "val", [CAT])
+    Image.new("RGB", (10, 20)).save(tmp_path / "JPEGImages" / "val_0.jpg")
+    with pytest.raises(ValueError, match="10 x 20 pixels, but 20 x 10 in its annotation"):
+        open_scenes("voc", str(tmp_path), "val").load(0)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda root: (root / "ImageSets/Main/val.txt").unlink(), "'val': it has train"),
+        (lambda root: (root / "ImageSets/Main/val.txt").write_text("\n"), "has no images"),
+        (lambda root: (root / "Annotations/val_0.xml").unlink(), "there is no .*val_0.xml"),
+        (lambda root: (root / "Annotations/val_0.xml").write_text("<a>"), "val_0.xml cannot be"),
+        (lambda root: (root / "Annotations/val_0.xml").write_text("<a/>"), "give the size"),
+        (lambda root: (root / "JPEGImages").rename(root / "images"), "takes the folders Annot"),
+        (
+            lambda root: (
+                write_voc(root / "2", "val", [CAT])
+                .parent.joinpath("Annotations")
+                .rename(write_voc(root / "3", "val", [CAT]) / "other")
+            ),
+            "several data sets: give one of",
+        ),
+    ],
+)
+def test_what_is_wrong_with_voc_is_said_in_one_sentence(
+    change: Callable[[Path], object], sentence: str, tmp_path: Path
+) -> None:
+    write_voc(tmp_path, "train", [CAT])
+    write_voc(tmp_path, "val", [CAT])
+    change(tmp_path)
+    with pytest.raises(ValueError, match=sentence) as caught:
+        open_scenes("voc", str(tmp_path), "val")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("split", "count"), [("train", 205), ("val", 87), ("test", 72)])
+def test_real_blood_cells_are_read(split: str, count: int) -> None:
+    scenes = open_real("voc", "bccd", split)
+    assert len(scenes) == count
+    assert scenes.classes == ["Platelets", "RBC", "WBC"]
+    assert not scenes.skipped
+    image, (boxes, labels, _) = scenes.load(count - 1)
+    assert image.size == (640, 480)
+    assert len(boxes) == len(labels) > 0
+    assert (boxes[:, :2] < boxes[:, 2:]).all()
+
+
+def open_real(name: str, root: str, split: str) -> Scenes:
+    if not (Path(os.environ.get("SOFTMAXFREE_DATA", "")) / root).is_dir():
+        pytest.skip(f"{root} is not in the folder that SOFTMAXFREE_DATA names")
+    return open_scenes(name, root, split)
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,14 @@
 """Images with objects: boxes, classes and masks, and the ground truth to score them by."""
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+import torch
 from PIL import Image
 from torch import Tensor
 
-from .sources import Source
+from .sources import Source, find_root
 
 Record = dict[str, Any]
 """An image or an annotation in COCO's JSON format."""
@@ -64,30 +65,96 @@ class Scenes(Source):
         }
 
 
+class FileScenes(Scenes):
+    """Scenes whose images are files and whose annotations are checked when they are opened."""
+
+    def __init__(
+        self, images: list[Record], classes: list[str], category_ids: list[int], masks: bool
+    ) -> None:
+        self.images, self.classes, self.category_ids = images, classes, category_ids
+        self.image_ids = [image["id"] for image in images]
+        self.annotations: list[list[Record]] = [[] for _ in images]
+        self.has_masks, self.skipped = masks, {}
+        self.labels = {number: label for label, number in enumerate(category_ids)}
+
+    def add(self, index: int, annotation: Record, described: str) -> None:
+        """Takes an annotation of an image, or notes what is wrong with it."""
+        if fault := self.find_fault(annotation, self.images[index]):
+            self.skipped[described] = fault
+            return
+        annotation.setdefault("iscrowd", 0)
+        annotation.setdefault("area", annotation["bbox"][2] * annotation["bbox"][3])
+        self.annotations[index].append(annotation)
+
+    def find_fault(self, annotation: Record, image: Record) -> str:
+        """Why an annotation cannot be used; nothing where it can."""
+        box = annotation.get("bbox")
+        if not isinstance(box, list) or [type(n) in (int, float) for n in box] != [True] * 4:
+            return "its box is not four numbers"
+        x1, y1, x2, y2 = clipped_box(box, image)
+        return "" if x2 > x1 and y2 > y1 else "its box has no area in the image"
+
+    @abstractmethod
+    def open_image(self, index: int) -> Image.Image: ...
+
+    def read_masks(self, annotations: list[Record], image: Record) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} has no masks")
+
+    def load(self, index: int) -> tuple[Image.Image, Objects]:
+        record, image = self.images[index], self.open_image(index)
+        if image.size != (record["width"], record["height"]):
+            raise ValueError(
+                f"the image is {image.width} x {image.height} pixels, "
+                f"but {record['width']} x {record['height']} in its annotation"
+            )
+        found = [a for a in self.annotations[index] if not a["iscrowd"]]
+        boxes = torch.tensor([clipped_box(a["bbox"], record) for a in found], dtype=torch.float32)
+        labels = torch.tensor([self.labels[a["category_id"]] for a in found], dtype=torch.int64)
+        masks = self.read_masks(found, record) if self.has_masks else None
+        return image, Objects(boxes.reshape(-1, 4), labels, masks)
+
+    def is_empty(self, index: int) -> bool:
+        return all(annotation["iscrowd"] for annotation in self.annotations[index])
+
+    def annotated(self, index: int) -> tuple[Record, list[Record]]:
+        keys = ["image_id", "category_id", "bbox", "area", "iscrowd"]
+        keys += ["segmentation"] if self.has_masks else []
+        image = {key: self.images[index][key] for key in ("id", "file_name", "height", "width")}
+        return image, [{key: a[key] for key in keys} for a in self.annotations[index]]
+
+
+def clipped_box(box: list[float], image: Record) -> tuple[float, float, float, float]:
+    """x1, y1, x2, y2 inside of the image, of x, y, width, height."""
+    x, y, width, height = box
+    return max(x, 0), max(y, 0), min(x + width, image["width"]), min(y + height, image["height"])
+
+
 def open_scenes(
     name: str, root: str | None, split: str, classes: list[str] | None = None, masks: bool = True
 ) -> Scenes:
     """A data set of images with objects.
 
     Args:
-        name: "digit_scenes".
+        name: "digit_scenes", or "voc" for folders in the format of PASCAL VOC.
         root: Its folder, as given or below $SOFTMAXFREE_DATA.
         split: Its part, by the name that the data set gives it.
         classes: Its classes in the order of their labels; all that it has, where not given.
         masks: Read the masks too, where it has them.
     """
     from .digit_scenes import DigitScenes  # the data sets build on this file
+    from .voc import VocScenes
 
     openers: dict[str, Callable[[], Scenes]] = {
         "digit_scenes": lambda: DigitScenes(split, masks),
+        "voc": lambda: VocScenes(find_root(root), split, classes),
     }
     if name not in openers:
-        raise ValueError(f"there is no data set of scenes {name!r}: take one of {_listed(openers)}")
+        raise ValueError(f"there is no data set of scenes {name!r}: take one of {listed(openers)}")
     scenes = openers[name]()
     if classes is not None and scenes.classes != classes:
         raise ValueError(
-            f"the classes given are {_listed(classes)}, those of {name} are "
-            f"{_listed(scenes.classes)}; leave them out to take its own"
+            f"the classes given are {listed(classes)}, those of {name} are "
+            f"{listed(scenes.classes)}; leave them out to take its own"
         )
     return scenes
 
@@ -104,5 +171,5 @@ def mask_tools() -> Any:
     return mask
 
 
-def _listed(names: Any) -> str:
-    return ", ".join(names)
+def listed(names: Iterable[object]) -> str:
+    return ", ".join(map(str, names))
