@@ -1,14 +1,12 @@
 """The command line: `softmaxfree COMMAND ...`; each command imports what it needs when it runs."""
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 from jsonargparse import ArgumentParser, auto_cli
 
-from .modules import MODULES, Names, import_modules, listed
+from .modules import MODULES, Names, import_modules, listed, needs
 
 
 def bench_attention(
@@ -298,18 +296,8 @@ COMMANDS: dict[str, Any] = {
 }
 
 
-@contextmanager
-def _needs_training() -> Iterator[None]:
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"this needs {error.name}; install it with: pip install 'softmaxfree[train]'"
-        ) from error
-
-
 def _train(arguments: list[str]) -> None:
-    with _needs_training():
+    with needs("train"):
         from .training.command import run
     run(arguments[0], arguments[1:])
 
@@ -325,7 +313,7 @@ def _predict(arguments: list[str]) -> None:
     parser.add_argument("--json", type=Path | None, help="File to write the predictions to.")
     parser.add_argument("--modules", type=Names, help=MODULES)
     given = parser.parse_args(arguments[1:])
-    with _needs_training():
+    with needs("train"):
         from .tasks.predict import run
     import_modules(given.modules)
     run(given.images, given.ckpt, given.top, given.size, given.json)

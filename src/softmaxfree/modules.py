@@ -1,7 +1,9 @@
-"""Modules of one's own, which register attentions and models, imported before a command runs."""
+"""Modules of one's own, imported before a command runs, and those that an extra brings."""
 
 import importlib
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 MODULES = "Python modules to import first, which register attentions of your own."
@@ -19,3 +21,14 @@ def import_modules(names: Names) -> None:
         sys.path.insert(0, str(Path.cwd()))
     for name in listed(names):
         importlib.import_module(name)
+
+
+@contextmanager
+def needs(extra: str, what: str = "this") -> Iterator[None]:
+    """Says how to install what an import inside of it does not find."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"{what} needs {error.name}; install it with: pip install 'softmaxfree[{extra}]'"
+        ) from error

@@ -1,5 +1,6 @@
 """Data sets, transforms and loaders that feed the tasks."""
 
+from .detection import DetectionData
 from .images import ImageData
 
-__all__ = ["ImageData"]
+__all__ = ["DetectionData", "ImageData"]

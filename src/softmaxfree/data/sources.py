@@ -9,6 +9,8 @@ import torch
 from PIL import Image
 from timm.data import ImageDataset, IterableImageDataset, create_dataset
 
+from ..modules import needs
+
 HELD_OUT = 5
 """Every so many of the digits are held out."""
 
@@ -57,12 +59,8 @@ class Digits(Source):
     """scikit-learn's 1,797 handwritten digits of 8 x 8 pixels; every fifth is held out."""
 
     def __init__(self, split: str) -> None:
-        try:
+        with needs("train", "the data set digits"):
             from sklearn.datasets import load_digits
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                "digits need scikit-learn; install it with: pip install 'softmaxfree[train]'"
-            ) from error
         digits = load_digits()
         self.images = (digits.images * (255 / 16)).astype("uint8")
         self.targets = digits.target

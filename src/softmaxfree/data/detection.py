@@ -1,0 +1,193 @@
+"""Images with objects as a Lightning data module, augmented by torchvision's transforms."""
+
+import logging
+from typing import Any, NamedTuple
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from .loader import ResumableLoader
+from .module import Data
+from .samples import Sample, Samples, numbers_and_broken
+from .scenes import Objects, Scenes, open_scenes
+from .sources import Source
+
+_log = logging.getLogger(__name__)
+
+
+class SceneBatch(NamedTuple):
+    images: list[Tensor]
+    """(3, H, W) each, uint8."""
+    targets: list[dict[str, Tensor] | None]
+    """boxes (N, 4), labels (N) and, where there are any, masks (N, H, W); None for padding."""
+    indices: Tensor
+    """(B), numbers of the images in their data set."""
+    broken: tuple[tuple[str, str], ...]
+
+
+class DetectionData(Data):
+    """Images with boxes, classes and masks of objects.
+
+    In training images are resized and flipped at random, and those without objects are left out;
+    in evaluation they are as they are, and the detector resizes them.
+
+    Args:
+        name: digit_scenes (made of scikit-learn's digits, embedded), coco (the official layout)
+            or voc (folders of PASCAL VOC's XML).
+        root: The folder of the data, as given or below $SOFTMAXFREE_DATA.
+        train_split: The part to train on, such as train2017.
+        val_split: The part that validation scores.
+        test_split: The part that `test` scores; val_split if not given.
+        classes: Names of the classes, for voc; those in its files if not given.
+        batch_size: Images a step, over all processes and all accumulated batches.
+        eval_batch_size: Images a process loads at a time to score them one by one.
+        num_workers: Processes that load images, for each process that trains.
+        sizes: In training, lengths of the shorter side, one drawn for each image: [800], or
+            [480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800].
+        max_size: Length of the longer side that is not exceeded.
+        flip: Probability of a horizontal flip.
+        vertical_flip: Probability of a vertical flip.
+        color_jitter: Strength of random brightness, contrast and saturation.
+        seed: Order and augmentation are functions of (seed, epoch, image).
+    """
+
+    def __init__(
+        self,
+        name: str = "digit_scenes",
+        root: str | None = None,
+        train_split: str = "train",
+        val_split: str = "validation",
+        test_split: str | None = None,
+        classes: list[str] | None = None,
+        batch_size: int = 16,
+        eval_batch_size: int = 1,
+        num_workers: int = 2,
+        sizes: list[int] | None = None,
+        max_size: int = 1333,
+        flip: float = 0.5,
+        vertical_flip: float = 0.0,
+        color_jitter: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(batch_size, eval_batch_size, num_workers, seed)
+        self.dataset, self.root, self.given_classes = name, root, classes
+        self.splits = {"train": train_split, "val": val_split, "test": test_split or val_split}
+        self.augment = Augmentation(sizes or [800], max_size, flip, vertical_flip, color_jitter)
+
+    def setup(self, stage: str) -> None:
+        parts = {"fit": ["train", "val"], "validate": ["val"], "test": ["test"]}.get(stage, [])
+        module = self.trainer.lightning_module if self.trainer else None
+        masks = getattr(module, "learns_masks", True)
+        for part in parts:
+            if part in self.sources:
+                continue
+            split = self.splits[part]
+            scenes = open_scenes(self.dataset, self.root, split, self.given_classes, masks)
+            if module is not None and masks and not scenes.has_masks:
+                raise ValueError(
+                    f"the detector learns masks, and {self.dataset} has none: "
+                    "give --model.detector retinanet"
+                )
+            for what, why in scenes.skipped.items():
+                _log.warning("skipped %s: %s", what, why)
+            self.sources[part] = WithObjects(scenes) if part == "train" else scenes
+        self.check_classes()
+
+    def train_dataloader(self) -> ResumableLoader:
+        dataset = self._dataset(self.sources["train"], training=True)
+        return self.training_loader(dataset, collate=collate_scenes, check=_check)
+
+    def val_dataloader(self) -> ResumableLoader:
+        return self._evaluation("val")
+
+    def test_dataloader(self) -> ResumableLoader:
+        return self._evaluation("test")
+
+    def _evaluation(self, part: str) -> ResumableLoader:
+        dataset = self._dataset(self.sources[part], training=False)
+        return self.evaluation_loader(dataset, collate=collate_scenes, check=_check)
+
+    def _dataset(self, source: Source, training: bool) -> Samples:
+        prepare = self.augment if training else as_it_is
+        nothing = torch.zeros(3, 1, 1, dtype=torch.uint8), None
+        return Samples(source, prepare, nothing, self.seed, training)
+
+
+class WithObjects(Source):
+    """Those of the scenes that have an object to train on."""
+
+    def __init__(self, scenes: Scenes) -> None:
+        self.scenes, self.classes = scenes, scenes.classes
+        self.numbers = [index for index in range(len(scenes)) if not scenes.is_empty(index)]
+        if not self.numbers:
+            raise ValueError("no image of the training split has an object to learn from")
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def load(self, index: int) -> tuple[Image.Image, Objects]:
+        return self.scenes.load(self.numbers[index])
+
+    def describe(self, index: int) -> str:
+        return self.scenes.describe(self.numbers[index])
+
+
+class Augmentation:
+    """Flips, colours and the size of a training image, its boxes and its masks."""
+
+    def __init__(
+        self,
+        sizes: list[int],
+        max_size: int,
+        flip: float,
+        vertical_flip: float,
+        color_jitter: float,
+    ) -> None:
+        jitter = [v2.ColorJitter(color_jitter, color_jitter, color_jitter)] if color_jitter else []
+        self.transform = v2.Compose(
+            [
+                *jitter,
+                v2.RandomShortestSize(sizes, max_size),
+                v2.RandomHorizontalFlip(flip),
+                v2.RandomVerticalFlip(vertical_flip),
+                v2.SanitizeBoundingBoxes(labels_getter=_of_objects),
+            ]
+        )
+
+    def __call__(self, image: Image.Image, objects: Objects) -> tuple[Tensor, dict[str, Tensor]]:
+        target: dict[str, Tensor] = {
+            "boxes": tv_tensors.BoundingBoxes(
+                objects.boxes, format="XYXY", canvas_size=(image.height, image.width)
+            ),
+            "labels": objects.labels,
+        }
+        if objects.masks is not None:
+            target["masks"] = tv_tensors.Mask(objects.masks)
+        pixels, target = self.transform(tv_tensors.Image(image), target)
+        return pixels.as_subclass(Tensor), {k: v.as_subclass(Tensor) for k, v in target.items()}
+
+
+def _of_objects(inputs: Any) -> tuple[Tensor, ...]:
+    """What goes with a box that is left out, being too small after resizing."""
+    target = inputs[1]
+    return tuple(target[name] for name in ("labels", "masks") if name in target)
+
+
+def as_it_is(image: Image.Image, objects: Objects) -> tuple[Tensor, dict[str, Tensor]]:
+    """An image to be scored; its objects are in the ground truth."""
+    return tv_tensors.Image(image).as_subclass(Tensor), {}
+
+
+def collate_scenes(samples: list[Sample]) -> SceneBatch:
+    return SceneBatch(
+        [sample.image for sample in samples],
+        [sample.target for sample in samples],
+        *numbers_and_broken(samples),
+    )
+
+
+def _check(batch: SceneBatch, loader: ResumableLoader) -> None:
+    loader.refuse_missing(None in batch.targets)
