@@ -3,15 +3,19 @@
 import json
 import os
 import random
+import re
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from softmaxfree.data.coco import CocoScenes
 from softmaxfree.data.digit_scenes import DigitScenes
 from softmaxfree.data.scenes import Scenes, open_scenes
 from softmaxfree.data.sources import Digits
@@ -145,7 +149,7 @@ def test_all_splits_of_voc_have_the_same_classes(tmp_path: Path) -> None:
     assert open_scenes("voc", str(tmp_path), "train").classes == ["cat", "dog"]
     scenes = open_scenes("voc", str(tmp_path), "val", ["dog", "cat"])
     assert scenes.load(0)[1].labels.tolist() == [0]
-    with pytest.raises(ValueError, match="object 1 of val_0.xml is of the class 'dog', but the"):
+    with pytest.raises(ValueError, match=r"object 1 of val_0\.xml is of the class 'dog', but the"):
         open_scenes("voc", str(tmp_path), "val", ["cat"])
 
 
@@ -214,14 +218,6 @@ def test_an_image_of_another_size_than_annotated_is_refused(tmp_path: Path) -> N
         (lambda root: (root / "Annotations/val_0.xml").write_text("<a>"), "val_0.xml cannot be"),
         (lambda root: (root / "Annotations/val_0.xml").write_text("<a/>"), "give the size"),
         (lambda root: (root / "JPEGImages").rename(root / "images"), "takes the folders Annot"),
-        (
-            lambda root: (
-                write_voc(root / "2", "val", [CAT])
-                .parent.joinpath("Annotations")
-                .rename(write_voc(root / "3", "val", [CAT]) / "other")
-            ),
-            "several data sets: give one of",
-        ),
     ],
 )
 def test_what_is_wrong_with_voc_is_said_in_one_sentence(
@@ -233,6 +229,13 @@ def test_what_is_wrong_with_voc_is_said_in_one_sentence(
     with pytest.raises(ValueError, match=sentence) as caught:
         open_scenes("voc", str(tmp_path), "val")
     assert "\n" not in str(caught.value)
+
+
+def test_one_of_several_data_sets_in_a_folder_is_asked_for(tmp_path: Path) -> None:
+    for year in ("VOC2007", "VOC2012"):
+        write_voc(tmp_path / year, "val", [CAT])
+    with pytest.raises(ValueError, match=r"several data sets: give one of .*VOC2007, .*VOC2012"):
+        open_scenes("voc", str(tmp_path), "val")
 
 
 @pytest.mark.parametrize(("split", "count"), [("train", 205), ("val", 87), ("test", 72)])
@@ -247,6 +250,236 @@ def test_real_blood_cells_are_read(split: str, count: int) -> None:
     assert (boxes[:, :2] < boxes[:, 2:]).all()
 
 
+SQUARE = [[2, 2, 6, 2, 6, 6, 2, 6]]
+BLOCK = {"size": [10, 20], "counts": [0, 40, 160]}  # of whole columns, from the left
+COMPRESSED = {"size": [10, 20], "counts": "0X1P5"}
+
+
+def write_coco(root: Path, *annotations: dict[str, Any], **changed: list[Any]) -> Path:
+    """Images 7 and 9 of 20 x 10 pixels, and annotations of image 9 unless they tell another."""
+    (root / "annotations").mkdir(exist_ok=True)
+    (root / "val2017").mkdir(exist_ok=True)
+    images = [
+        {"id": number, "file_name": f"{number}.jpg", "height": 10, "width": 20} for number in (9, 7)
+    ]
+    for image in images:
+        Image.new("L", (20, 10)).save(root / "val2017" / str(image["file_name"]))
+    usual = {"image_id": 9, "category_id": 3, "bbox": [2, 2, 4, 4], "segmentation": SQUARE}
+    content = {
+        "images": images,
+        "annotations": [{"id": n, **usual, **each} for n, each in enumerate(annotations)],
+        "categories": [{"id": 90, "name": "toothbrush"}, {"id": 3, "name": "car"}],
+    }
+    file = root / "annotations" / "instances_val2017.json"
+    file.write_text(json.dumps({**content, **changed}))
+    return file
+
+
+def open_coco(root: Path, *annotations: dict[str, Any], **options: Any) -> Scenes:
+    pytest.importorskip("pycocotools")
+    write_coco(root, *annotations)
+    return open_scenes("coco", str(root), "val2017", **options)
+
+
+def test_coco_has_labels_in_the_order_of_its_categories(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    over_the_edge = {"category_id": 90, "bbox": [15.5, -1, 10, 5]}
+    scenes = open_coco(tmp_path, {}, over_the_edge)
+    assert capsys.readouterr().out == ""
+    assert scenes.classes == ["car", "toothbrush"]
+    assert scenes.category_ids == [3, 90]
+    assert scenes.image_ids == [7, 9]
+    assert scenes.describe(1) == str(tmp_path / "val2017" / "9.jpg")
+    image, (boxes, labels, _) = scenes.load(1)
+    assert image.mode == "RGB"
+    assert boxes.tolist() == [[2, 2, 6, 6], [15.5, 0, 20, 4]]
+    assert labels.tolist() == [0, 1]
+    assert [scenes.is_empty(index) for index in range(2)] == [True, False]
+    boxes, labels, masks = scenes.load(0)[1]
+    assert boxes.shape == (0, 4)
+    assert masks is not None
+    assert masks.shape == (0, 10, 20)
+
+
+def test_coco_takes_the_order_of_given_classes(tmp_path: Path) -> None:
+    scenes = open_coco(tmp_path, {}, {"category_id": 90}, classes=["toothbrush", "car"])
+    assert scenes.load(1)[1].labels.tolist() == [1, 0]
+    assert scenes.ground_truth()["categories"][0] == {"id": 90, "name": "toothbrush"}
+
+
+@pytest.mark.parametrize("mask", [BLOCK, COMPRESSED], ids=["counts", "compressed counts"])
+def test_masks_of_coco_are_polygons_or_rle(tmp_path: Path, mask: dict[str, Any]) -> None:
+    _, objects = open_coco(tmp_path, {}, {"segmentation": mask}).load(1)
+    assert objects.masks is not None
+    assert objects.masks.dtype == torch.uint8
+    square, block = objects.masks
+    assert square[2:6, 2:6].all()
+    assert square.sum() == 16
+    assert block[:, :4].all()
+    assert block.sum() == 40
+
+
+def test_masks_of_coco_are_not_read_where_not_asked_for_or_not_there(tmp_path: Path) -> None:
+    pytest.importorskip("pycocotools")
+    for scenes in (
+        open_coco(tmp_path, {"segmentation": [[1, 2]]}, masks=False),
+        open_coco(tmp_path, {"segmentation": []}),
+    ):
+        assert not scenes.has_masks
+        assert not scenes.skipped
+        assert scenes.load(1)[1].masks is None
+        assert "segmentation" not in scenes.ground_truth()["annotations"][0]
+
+
+def test_crowds_are_in_the_ground_truth_only(tmp_path: Path) -> None:
+    crowd = {"image_id": 7, "iscrowd": 1, "area": 40, "segmentation": BLOCK}
+    scenes = open_coco(tmp_path, {}, crowd)
+    assert scenes.is_empty(0)
+    assert len(scenes.load(0)[1].boxes) == 0
+    truth = scenes.ground_truth()
+    assert truth["annotations"] == [
+        {"id": 1, "image_id": 7, "category_id": 3, "bbox": [2, 2, 4, 4], **crowd},
+        {
+            "id": 2,  # as given, but for the numbers, and what the file leaves out
+            "image_id": 9,
+            "category_id": 3,
+            "bbox": [2, 2, 4, 4],
+            "area": 16,
+            "iscrowd": 0,
+            "segmentation": SQUARE,
+        },
+    ]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "reason"),
+    [
+        ({"bbox": [2, 2, 0, 4]}, "its box has no area in the image"),
+        ({"bbox": [25, 2, 4, 4]}, "its box has no area in the image"),
+        ({"bbox": [2, 2, 4]}, "its box is not four numbers"),
+        ({"bbox": [2, 2, 4, None]}, "its box is not four numbers"),
+        ({"bbox": [2, 2, 4, 4], "segmentation": []}, "it has no mask"),
+        ({"segmentation": [*SQUARE, [1, 1, 2, 2]]}, "a polygon of its mask is not three or more"),
+        ({"segmentation": [[1, 1, 2, 2, 3, 3, 4]]}, "a polygon of its mask is not three or more"),
+        ({"segmentation": SQUARE[0]}, "its mask is neither polygons nor RLE"),
+        ({"segmentation": {**BLOCK, "size": [20, 10]}}, r"size \[20, 10\], its image \[10, 20\]"),
+        ({"segmentation": {**BLOCK, "counts": [0, 40]}}, "does not count the pixels"),
+        ({"segmentation": {**BLOCK, "counts": "0X1"}}, "does not count the pixels"),
+        ({"segmentation": {**BLOCK, "counts": ""}}, "does not count the pixels"),
+    ],
+)
+def test_broken_annotations_of_coco_are_named_and_left_out(
+    annotation: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    scenes = open_coco(tmp_path, {}, annotation)
+    assert list(scenes.skipped) == ["annotation 1 of 9.jpg"]
+    assert re.search(reason, scenes.skipped["annotation 1 of 9.jpg"])
+    assert len(scenes.load(1)[1].boxes) == len(scenes.ground_truth()["annotations"]) == 1
+
+
+def test_images_of_coco_that_cannot_be_read_fail_when_they_are_asked_for(tmp_path: Path) -> None:
+    scenes = open_coco(tmp_path, {})
+    file = Path(scenes.describe(1))
+    file.write_bytes(file.read_bytes()[:-20])
+    with pytest.raises(OSError, match=r"[Tt]runcated"):
+        scenes.load(1)
+    file.unlink()
+    with pytest.raises(FileNotFoundError, match=r"9\.jpg"):
+        scenes.load(1)
+
+
+def test_annotations_of_an_image_that_is_not_there_are_left_out(tmp_path: Path) -> None:
+    scenes = open_coco(tmp_path, {}, {"image_id": 8})
+    assert scenes.skipped == {"annotation 1 of image 8": "instances_val2017.json has no such image"}
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda file: file.rename(file.with_stem("instances_mini")), "the splits there are mini"),
+        (lambda file: (file.parents[1] / "val2017").rename(file.parents[1] / "val"), "no folder"),
+        (lambda file: file.write_text("{"), "not in COCO's format: Expecting property name"),
+        (lambda file: file.write_text("[]"), "not in COCO's format: annotation file format"),
+        (lambda file: file.write_text("{}"), "not in COCO's format: there is no 'images'"),
+        (lambda file: write_coco(file.parents[1], images=[{"id": 1}]), "there is no 'file_name'"),
+        (lambda file: write_coco(file.parents[1], images=[]), "has no images"),
+        (lambda file: write_coco(file.parents[1], categories=[]), "has no categories"),
+        (
+            lambda file: write_coco(file.parents[1], {"category_id": 91}),
+            "annotation 0 of 9.jpg is of the category 91, but the categories are 3 car, 90 tooth",
+        ),
+    ],
+)
+def test_what_is_wrong_with_coco_is_said_in_one_sentence(
+    change: Callable[[Path], object], sentence: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("pycocotools")
+    change(write_coco(tmp_path, {}))
+    with pytest.raises(ValueError, match=sentence) as caught:
+        open_scenes("coco", str(tmp_path), "val2017")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_class_that_coco_does_not_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no category 'cat': it has car, toothbrush"):
+        open_coco(tmp_path, {}, classes=["cat", "car"])
+
+
+def test_it_is_said_how_to_install_pycocotools(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_coco(tmp_path, {})
+    monkeypatch.setitem(sys.modules, "pycocotools", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'softmaxfree\[detection\]'"):
+        open_scenes("coco", str(tmp_path), "val2017")
+
+
+@pytest.mark.filterwarnings(PYCOCOTOOLS)
+@pytest.mark.parametrize("split", ["train2017", "val2017"])
+def test_masks_of_real_coco_are_those_of_pycocotools(split: str) -> None:
+    scenes = open_real("coco", "coco_tiny", split)
+    assert isinstance(scenes, CocoScenes)
+    assert (len(scenes), len(scenes.classes)) == (80, 80)
+    assert not scenes.skipped
+    coco = scenes.dataset.coco
+    assert any(annotation["iscrowd"] for annotation in coco.anns.values())
+    for index in range(0, 80, 4):
+        image, (boxes, labels, masks) = scenes.load(index)
+        annotations = [a for a in coco.imgToAnns[scenes.image_ids[index]] if not a["iscrowd"]]
+        assert masks is not None
+        assert masks.shape == (len(annotations), image.height, image.width)
+        assert len(boxes) == len(labels) == len(annotations)
+        for annotation, label, mask in zip(annotations, labels, masks.numpy()):
+            assert annotation["category_id"] == scenes.category_ids[label]
+            assert np.array_equal(coco.annToMask(annotation), mask)
+
+
+@pytest.mark.filterwarnings(PYCOCOTOOLS)
+@pytest.mark.parametrize("kind", ["bbox", "segm"])
+@pytest.mark.parametrize("name", ["digit_scenes", "coco"])
+def test_ground_truth_gives_itself_the_full_score(name: str, kind: str) -> None:
+    pytest.importorskip("pycocotools")
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    digits = name == "digit_scenes"
+    scenes = open_scenes(name, None, "val") if digits else open_real(name, "coco_tiny", "val2017")
+    truth, before = COCO(), scenes.load(0)
+    truth.dataset = scenes.ground_truth()
+    truth.createIndex()
+    scored = [{**a, "score": 1.0} for a in truth.dataset["annotations"] if not a["iscrowd"]]
+    for result in scored:
+        result["segmentation"] = truth.annToRLE(result)
+    evaluation = COCOeval(truth, truth.loadRes(scored), kind)
+    evaluation.evaluate()
+    evaluation.accumulate()
+    evaluation.summarize()
+    assert evaluation.stats[0] > 0.99
+    after = scenes.load(0)
+    assert all(torch.equal(a, b) for a, b in zip(before[1], after[1]))  # scoring writes to it
+
+
 def open_real(name: str, root: str, split: str) -> Scenes:
     if not (Path(os.environ.get("SOFTMAXFREE_DATA", "")) / root).is_dir():
         pytest.skip(f"{root} is not in the folder that SOFTMAXFREE_DATA names")
@@ -256,7 +489,12 @@ def open_real(name: str, root: str, split: str) -> Scenes:
 @pytest.mark.parametrize(
     ("name", "split", "classes", "sentence"),
     [
-        ("lvis", "train", None, "no data set of scenes 'lvis': take one of digit_scenes"),
+        (
+            "lvis",
+            "train",
+            None,
+            "no data set of scenes .*: take one of digit_scenes, coco, voc",
+        ),
         ("digit_scenes", "dev", None, "digit_scenes has no split 'dev': take one of train"),
         ("digit_scenes", "train", ["cat"], "classes given are cat, those of digit_scenes are 0, 1"),
     ],

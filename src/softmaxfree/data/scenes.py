@@ -66,7 +66,7 @@ class Scenes(Source):
 
 
 class FileScenes(Scenes):
-    """Scenes whose images are files and whose annotations are checked when they are opened."""
+    """Scenes whose images are files, and whose annotations are checked when they are opened."""
 
     def __init__(
         self, images: list[Record], classes: list[str], category_ids: list[int], masks: bool
@@ -94,14 +94,13 @@ class FileScenes(Scenes):
         x1, y1, x2, y2 = clipped_box(box, image)
         return "" if x2 > x1 and y2 > y1 else "its box has no area in the image"
 
-    @abstractmethod
-    def open_image(self, index: int) -> Image.Image: ...
-
     def read_masks(self, annotations: list[Record], image: Record) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} has no masks")
 
     def load(self, index: int) -> tuple[Image.Image, Objects]:
-        record, image = self.images[index], self.open_image(index)
+        record = self.images[index]
+        with Image.open(self.describe(index)) as file:
+            image = file.convert("RGB")
         if image.size != (record["width"], record["height"]):
             raise ValueError(
                 f"the image is {image.width} x {image.height} pixels, "
@@ -135,17 +134,19 @@ def open_scenes(
     """A data set of images with objects.
 
     Args:
-        name: "digit_scenes", or "voc" for folders in the format of PASCAL VOC.
+        name: "digit_scenes", or "coco" or "voc" for folders in their formats.
         root: Its folder, as given or below $SOFTMAXFREE_DATA.
         split: Its part, by the name that the data set gives it.
         classes: Its classes in the order of their labels; all that it has, where not given.
         masks: Read the masks too, where it has them.
     """
-    from .digit_scenes import DigitScenes  # the data sets build on this file
+    from .coco import CocoScenes  # the data sets build on this file
+    from .digit_scenes import DigitScenes
     from .voc import VocScenes
 
     openers: dict[str, Callable[[], Scenes]] = {
         "digit_scenes": lambda: DigitScenes(split, masks),
+        "coco": lambda: CocoScenes(find_root(root), split, classes, masks),
         "voc": lambda: VocScenes(find_root(root), split, classes),
     }
     if name not in openers:

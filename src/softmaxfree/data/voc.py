@@ -3,8 +3,6 @@
 from pathlib import Path
 from xml.etree import ElementTree
 
-from PIL import Image
-
 from .scenes import FileScenes, Record, clipped_box, listed
 
 _SPLITS = Path("ImageSets") / "Main"
@@ -30,10 +28,6 @@ class VocScenes(FileScenes):
             for place, element in enumerate(tree.findall("object"), start=1):
                 described = f"object {place} of {name}.xml"
                 self.add(index, self._annotation(index, element, described), described)
-
-    def open_image(self, index: int) -> Image.Image:
-        with Image.open(self.describe(index)) as image:
-            return image.convert("RGB")
 
     def describe(self, index: int) -> str:
         return str(self.folder / "JPEGImages" / self.images[index]["file_name"])
