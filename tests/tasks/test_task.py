@@ -59,6 +59,28 @@ def test_the_learning_rate_warms_up_linearly_and_falls_as_a_cosine(tmp_path: Pat
     assert rates[4:19] == pytest.approx(later)
 
 
+def test_the_learning_rate_falls_at_milestones(tmp_path: Path) -> None:
+    task = Classification(
+        **NANO, lr=1e-2, warmup_epochs=0.5, warmup_lr=1e-4, schedule="step", milestones=[2, 3]
+    )
+    rates = [rates[0] for rates in train(task, tmp_path, steps=4, epochs=4).rates]
+    warming = [1e-4 + (1e-2 - 1e-4) / 2]  # after one of two steps
+    assert rates[:-1] == pytest.approx(warming + [1e-2] * 6 + [1e-3] * 4 + [1e-4] * 4)
+
+
+def test_the_learning_rate_falls_linearly(tmp_path: Path) -> None:
+    task = Classification(**NANO, lr=1e-2, schedule="poly", min_lr=0.0)
+    rates = [rates[0] for rates in train(task, tmp_path, steps=4, epochs=2).rates]
+    assert rates[:-1] == pytest.approx([1e-2 * (1 - step / 8) for step in range(1, 8)])
+
+
+def test_milestones_belong_to_steps() -> None:
+    with pytest.raises(ValueError, match=r"got schedule: cosine with milestones: \[8.0\]"):
+        Classification(**NANO, milestones=[8.0])
+    with pytest.raises(ValueError, match="got schedule: step with milestones: None"):
+        Classification(**NANO, schedule="step")
+
+
 def test_biases_norms_and_embeddings_are_not_decayed(tmp_path: Path) -> None:
     task = Classification(**NANO, weight_decay=0.05)
     train(task, tmp_path, steps=1)

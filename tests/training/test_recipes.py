@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -9,12 +10,29 @@ import yaml
 from softmaxfree.data.sources import Digits, Source, open_source
 from softmaxfree.training.command import TrainingCLI, run
 
+from ..data.test_scenes import PYCOCOTOOLS
+
 RECIPES = Path(__file__).parents[2] / "recipes"
-RUNNABLE = sorted(path for path in RECIPES.rglob("*.yaml") if path.name != "fsdp.yaml")
+WHOLE = sorted(path for path in RECIPES.rglob("*.yaml") if "seed_everything" in path.read_text())
+"""The others change one of these, given after it."""
+IMAGES = [path for path in WHOLE if path.parent.name != "detection"]
+DETECTION = [path for path in WHOLE if path.parent.name == "detection"]
+COCO = [path for path in DETECTION if "softpp" in path.stem]
 PAPER = {
     "softpp_tiny": 80.9, "softpp_small": 82.6, "softpp_medium": 83.7, "softpp_large": 84.1,
     "soft_tiny": 80.9, "soft_small": 82.5, "soft_medium": 83.2, "soft_large": 83.6,
 }  # fmt: skip
+
+PAPER_AP = {
+    "retinanet_softpp_tiny": "41.9 AP (62.7 AP50, 44.7 AP75)",
+    "retinanet_softpp_small": "43.7 AP (64.9 AP50, 46.8 AP75)",
+    "retinanet_softpp_medium": "44.3 AP (64.7 AP50, 47.4 AP75)",
+    "retinanet_softpp_large": "47.0 AP (67.8 AP50, 50.4 AP75)",
+    "mask_rcnn_softpp_tiny": "41.2 box AP, 38.2 mask AP",
+    "mask_rcnn_softpp_small": "43.8 box AP, 40.1 mask AP",
+    "mask_rcnn_softpp_medium": "46.6 box AP, 42.0 mask AP",
+    "mask_rcnn_softpp_large": "47.0 box AP, 42.2 mask AP",
+}
 
 
 @pytest.fixture(scope="session")
@@ -33,22 +51,42 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+HERE = ["--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.strategy=auto",
+        "--trainer.precision=32", "--data.batch_size=2", "--data.num_workers=0",
+        "--trainer.fast_dev_run=1"]  # fmt: skip
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", RUNNABLE, ids=lambda path: f"{path.parent.name}-{path.stem}")
+@pytest.mark.parametrize("recipe", IMAGES, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_one_step_of_every_recipe(
     recipe: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.setenv("SOFTMAXFREE_DATA", str(data))
     monkeypatch.chdir(tmp_path)
-    here = ["--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.strategy=auto",
-            "--trainer.precision=32", "--data.batch_size=2", "--data.num_workers=0",
-            "--data.size=64", "--trainer.fast_dev_run=1"]  # fmt: skip
-    run("fit", ["--config", str(recipe), *here, "--out", "run"])
+    run("fit", ["--config", str(recipe), *HERE, "--data.size=64", "--out", "run"])
     assert "one step of training and validation went through" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("recipe", RUNNABLE, ids=lambda path: f"{path.parent.name}-{path.stem}")
+@pytest.mark.slow
+@pytest.mark.filterwarnings(PYCOCOTOOLS)
+@pytest.mark.parametrize("recipe", DETECTION, ids=lambda path: path.stem)
+def test_one_step_and_one_evaluation_of_every_recipe_of_detection(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """At reduced size; two images in training."""
+    data = {"bccd": "bccd", "digit_scenes": ""}.get(recipe.stem, "coco_tiny")
+    real = Path(os.environ.get("SOFTMAXFREE_DATA", "")) / data
+    if not real.is_dir():
+        pytest.skip(f"{data} is not in $SOFTMAXFREE_DATA")
+    monkeypatch.chdir(tmp_path)
+    small = [f"--data.root={real}", "--data.sizes=[96]", "--model.size=96", "--model.max_size=160"]
+    run("fit", ["--config", str(recipe), *HERE, *small, "--out", "run"])
+    assert "one step of training and validation went through" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("recipe", WHOLE, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_every_recipe_says_command_hardware_duration_and_score(recipe: Path) -> None:
     lines = [line for line in recipe.read_text().splitlines() if line.startswith("#")]
     header = "\n".join(lines)
@@ -57,8 +95,10 @@ def test_every_recipe_says_command_hardware_duration_and_score(recipe: Path) -> 
     assert max(len(line) for line in recipe.read_text().splitlines()) <= 100
     if recipe.stem in PAPER and recipe.parent.name == "imagenet":
         assert f"{PAPER[recipe.stem]} % top-1 in the paper" in header
-    if recipe.parent.name == "imagenet":
-        assert f"recipes/imagenet/{recipe.name}" in header
+    if recipe.parent.name in ("imagenet", "detection"):
+        assert f"recipes/{recipe.parent.name}/{recipe.name}" in header
+    if recipe in COCO:
+        assert f"{PAPER_AP[recipe.stem]} in the paper" in header
 
 
 def test_recipes_of_the_paper_differ_only_in_the_model() -> None:
@@ -72,6 +112,45 @@ def test_recipes_of_the_paper_differ_only_in_the_model() -> None:
         arguments, others = recipe["model"]["init_args"], first["model"]["init_args"]
         for name in (arguments.keys() | others.keys()) - own:
             assert arguments.get(name) == others.get(name), name
+
+
+def test_detection_recipes_differ_only_in_detector_and_backbone() -> None:
+    recipes = [yaml.safe_load(path.read_text()) for path in COCO]
+    assert len(recipes) == 8
+    for recipe in recipes:
+        arguments = recipe["model"]["init_args"]
+        assert {name: arguments[name] for name in ("optimizer", "lr", "weight_decay")} == {
+            "optimizer": "adamw", "lr": 1e-4, "weight_decay": 0.01
+        }  # fmt: skip
+        assert recipe["data"]["init_args"]["batch_size"] == 16
+        for name in ("detector", "backbone", "drop_path"):
+            arguments.pop(name)
+        assert recipe == recipes[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "trainer", "model", "data"),
+    [
+        ("3x", {"max_epochs": 36}, {"milestones": [27, 33]}, {}),
+        ("multiscale", {}, {}, {"sizes": [*range(480, 801, 32)]}),
+        ("frozen_bn", {"sync_batchnorm": False}, {"freeze": ["backbone.body.*.bn"]}, {}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_schedule_scales_and_frozen_norms_are_a_second_configuration(
+    change: str, trainer: dict[str, Any], model: dict[str, Any], data: dict[str, Any],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    paths = [COCO[0], RECIPES / f"detection/{change}.yaml"]
+    config = parsed(paths, tmp_path)
+    before = parsed(paths[:1], tmp_path)
+    changes = ((("trainer",), trainer), (("model", "init_args"), model),
+               (("data", "init_args"), data))  # fmt: skip
+    for place, changed in changes:
+        now, then = (config[".".join(place)], before[".".join(place)])
+        assert {name: now[name] for name in changed} == changed
+        others = [name for name in vars(now) if name not in changed]
+        assert all(now[name] == then[name] for name in others)
 
 
 def test_the_cifar_recipe_reads_the_real_images(
@@ -97,17 +176,25 @@ class Parsed(TrainingCLI):
         raise StopIteration
 
 
+def parse(recipes: list[Path], tmp_path: Path) -> TrainingCLI:
+    cli = Parsed.__new__(Parsed)
+    with pytest.raises(StopIteration):
+        cli.__init__(  # type: ignore[misc]
+            "fit", [word for path in recipes for word in ("--config", str(path))]
+            + ["--out", str(tmp_path / "run")],
+        )  # fmt: skip
+    return cli
+
+
+def parsed(recipes: list[Path], tmp_path: Path) -> Any:
+    return parse(recipes, tmp_path).config.fit
+
+
 def test_sharded_training_is_a_configuration(tmp_path: Path) -> None:
     """It needs GPUs to run; here it is read, and its strategy built."""
     from lightning.pytorch.strategies import FSDPStrategy
 
-    cli = Parsed.__new__(Parsed)
-    recipes = [str(RECIPES / "imagenet/softpp_large.yaml"), str(RECIPES / "fsdp.yaml")]
-    with pytest.raises(StopIteration):
-        cli.__init__(  # type: ignore[misc]
-            "fit", [word for path in recipes for word in ("--config", path)]
-            + ["--out", str(tmp_path / "run")],
-        )  # fmt: skip
+    cli = parse([RECIPES / "imagenet/softpp_large.yaml", RECIPES / "fsdp.yaml"], tmp_path)
     config = cli.config.fit
     assert config.model.init_args.ema is None
     assert config.model.init_args.backbone == "softpp_large"

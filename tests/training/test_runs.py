@@ -11,7 +11,7 @@ import yaml
 from jsonargparse import Namespace
 from PIL import Image
 
-from softmaxfree.tasks.predict import Predictor
+from softmaxfree.tasks.predict import Classifier, read_run_checkpoint
 from softmaxfree.tasks.predict import run as predict
 from softmaxfree.training.command import folder_of_run, run
 from softmaxfree.training.log import LineLogger, read_metrics
@@ -65,7 +65,7 @@ def test_a_run_leaves_everything_that_is_needed(
 
 def test_prediction_uses_the_averaged_weights_and_the_runs_preparation(fit: Fit) -> None:
     folder = fit()
-    predictor = Predictor(folder / "last.ckpt")
+    predictor = Classifier(read_run_checkpoint(folder / "last.ckpt"))
     averaged = weights(folder / "last.ckpt", "state_dict")
     assert not equal(averaged, weights(folder / "last.ckpt"))
     own = {f"model.{name}": tensor for name, tensor in predictor.model.state_dict().items()}
@@ -294,7 +294,7 @@ def test_the_class_of_an_image_is_refused_for_what_is_no_image(fit: Fit, tmp_pat
     with pytest.raises(ValueError, match="truncated"):
         predict([folder / "example.png"], tmp_path / "half.ckpt", 5, None, None)
     torch.save({"state_dict": {}}, tmp_path / "other.ckpt")
-    with pytest.raises(ValueError, match="no checkpoint of a classification run"):
+    with pytest.raises(ValueError, match="no checkpoint that can predict"):
         predict([folder / "example.png"], tmp_path / "other.ckpt", 5, None, None)
 
 

@@ -75,7 +75,7 @@ def average_precision(
         for part in (truth, found):
             part.createIndex()
         if results:  # pycocotools does not take an empty list for no detections
-            found = truth.loadRes(results)
+            found = truth.loadRes([dict(result) for result in results])  # it adds to them
         scores: dict[str, float] = {}
         for prefix, kind in {"": "bbox", **({"mask_": "segm"} if masks else {})}.items():
             evaluation = COCOeval(truth, found, kind)

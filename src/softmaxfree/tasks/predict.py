@@ -1,4 +1,4 @@
-"""What is on an image: a run's checkpoint, its preparation of images and its class names."""
+"""What is on images, by a run's checkpoint: their classes, or the objects in them."""
 
 import json
 from pathlib import Path
@@ -11,24 +11,19 @@ from torch import Tensor, nn
 from ..data.transforms import evaluation_transform
 from ..files import write_atomically
 from ..models.build import build_model
+from .predict_objects import ObjectFinder
 
 
-class Predictor:
-    """A trained model with what it needs to know about images.
+class Classifier:
+    """A trained model of images' classes, with what it needs to know about images.
 
     Args:
-        path: A run's checkpoint; nothing in it is run.
+        checkpoint: A run's.
         size: Side to resize images to; as in training if not given.
     """
 
-    def __init__(self, path: Path, size: int | None = None) -> None:
-        checkpoint = read_run_checkpoint(path)
-        arguments, images = checkpoint.get("hyper_parameters"), checkpoint.get("images")
-        if not isinstance(arguments, dict) or not isinstance(images, dict):
-            raise ValueError(
-                f"{path} is no checkpoint of a classification run; "
-                "give the last.ckpt that `softmaxfree fit` writes"
-            )
+    def __init__(self, checkpoint: dict[str, Any], size: int | None = None) -> None:
+        arguments, images = checkpoint["hyper_parameters"], checkpoint["images"]
         names = ("backbone", "num_classes", "attention", "tie_qk", "options")
         given: dict[str, Any] = {name: arguments.get(name) for name in names}
         self.model: nn.Module = build_model(**given)
@@ -51,13 +46,7 @@ class Predictor:
     @torch.inference_mode()
     def probabilities(self, path: Path) -> Tensor:
         """(classes) for one file."""
-        try:
-            with Image.open(path) as image:
-                pixels: Tensor = self.transform(image.convert("RGB"))
-        except Exception as error:  # whatever a broken file makes the decoders raise
-            reason = "there is none" if not path.exists() else "it is none, or broken"
-            raise ValueError(f"{path} cannot be read as an image: {reason}") from error
-        logits: Tensor = self.model(pixels.unsqueeze(0))
+        logits: Tensor = self.model(self.transform(read_image(path)).unsqueeze(0))
         return logits.softmax(1)[0]
 
     def top(self, path: Path, count: int) -> list[dict[str, Any]]:
@@ -67,6 +56,16 @@ class Predictor:
             {"class": self.classes[number], "index": number, "probability": value}
             for number, value in zip(numbers.tolist(), values.tolist())
         ]
+
+
+def read_image(path: Path) -> Image.Image:
+    """A file's image in RGB."""
+    try:
+        with Image.open(path) as image:
+            return image.convert("RGB")
+    except Exception as error:  # whatever a broken file makes the decoders raise
+        reason = "there is none" if not path.exists() else "it is none, or broken"
+        raise ValueError(f"{path} cannot be read as an image: {reason}") from error
 
 
 def read_run_checkpoint(path: Path) -> dict[str, Any]:
@@ -83,16 +82,80 @@ def read_run_checkpoint(path: Path) -> dict[str, Any]:
     return checkpoint
 
 
-def run(images: list[Path], ckpt: Path, top: int, size: int | None, target: Path | None) -> None:
-    """Prints the most probable classes of each file, and writes them as JSON where asked."""
+def run(
+    images: list[Path],
+    ckpt: Path,
+    top: int | None = None,
+    size: int | None = None,
+    target: Path | None = None,
+    threshold: float | None = None,
+    out: Path | None = None,
+) -> None:
+    """Says what is on each file, by whatever the checkpoint was trained for.
+
+    Args:
+        top: Classes to show for each image.
+        size: Side, of a detector the shorter one, to resize to; as in training if not given.
+        target: File to write what was found to, as JSON.
+        threshold: Score from which an object is shown.
+        out: Folder for drawings of the objects.
+    """
+    checkpoint = read_run_checkpoint(ckpt)
+    if not isinstance(checkpoint.get("hyper_parameters"), dict):
+        checkpoint = {}
+    if "images" in checkpoint:
+        _refuse(ckpt, "classes", {"--threshold": threshold, "--out": out})
+        found = _classify(images, Classifier(checkpoint, size), 5 if top is None else top)
+    elif "objects" in checkpoint:
+        _refuse(ckpt, "objects", {"--top": top})
+        out = out or Path("predictions")
+        target = target or out / "objects.json"
+        found = _find(images, ObjectFinder(checkpoint, size), threshold, out)
+    else:
+        raise ValueError(
+            f"{ckpt} is no checkpoint that can predict; "
+            "give the last.ckpt that `softmaxfree fit` writes"
+        )
+    if target:
+        write_atomically(target, json.dumps(found, indent=1) + "\n")
+        print(f"written: {target}")
+
+
+def _refuse(ckpt: Path, what: str, options: dict[str, Any]) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise ValueError(f"{ckpt} finds {what}, for which there is no {name}: leave it out")
+
+
+def _classify(images: list[Path], classifier: Classifier, top: int) -> dict[str, Any]:
     if top < 1:
         raise ValueError(f"--top must be at least 1, got {top}")
-    predictor = Predictor(ckpt, size)
-    found = {str(path): predictor.top(path, top) for path in images}
+    found = {str(path): classifier.top(path, top) for path in images}
     for path, classes in found.items():
         print(path)
         for entry in classes:
             print(f"  {entry['probability'] * 100:6.2f} %  {entry['class']}")
-    if target:
-        write_atomically(target, json.dumps(found, indent=1) + "\n")
-        print(f"written: {target}")
+    return found
+
+
+def _find(
+    images: list[Path], finder: ObjectFinder, threshold: float | None, out: Path
+) -> dict[str, Any]:
+    threshold = 0.5 if threshold is None else threshold
+    if not 0 <= threshold <= 1:
+        raise ValueError(f"--threshold must be from 0 to 1, got {threshold}")
+    everything = {}
+    out.mkdir(parents=True, exist_ok=True)
+    for number, path in enumerate(images, start=1):
+        drawn, everything[str(path)] = finder.find(read_image(path), threshold)
+        taken = any(other.stem == path.stem for other in images[: number - 1])
+        picture = out / (f"{path.stem}-{number}.png" if taken else f"{path.stem}.png")
+        drawn.save(picture)
+        print(f"{path}: {len(everything[str(path)])} objects, drawn in {picture}")
+        for entry in everything[str(path)]:
+            x, y, width, height = entry["bbox"]
+            print(
+                f"  {entry['score'] * 100:6.2f} %  {entry['class']:16} "
+                f"{width:.0f} x {height:.0f} pixels at {x:.0f}, {y:.0f}"
+            )
+    return everything

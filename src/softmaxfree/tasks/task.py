@@ -131,6 +131,7 @@ class Task(LightningModule):
         }
 
     def _schedule(self, optimizer: Any, steps: int) -> Scheduler:
+        self.trainer.fit_loop.setup_data()  # where max_steps is the end, nobody has done so yet
         batches = self.trainer.num_training_batches / self.trainer.accumulate_grad_batches
         warmup = {
             "warmup_t": min(round(self.warmup_epochs * batches), steps - 1),
@@ -138,8 +139,8 @@ class Task(LightningModule):
             "t_in_epochs": False,
         }
         if self.schedule == "step":
-            steps_down = [round(epoch * batches) for epoch in self.milestones]
-            return MultiStepLRScheduler(optimizer, steps_down, 0.1, **warmup)
+            after = [round(epoch * batches) + 1 for epoch in self.milestones]  # timm looks ahead
+            return MultiStepLRScheduler(optimizer, after, 0.1, warmup_prefix=False, **warmup)
         falling = {"t_initial": steps, "lr_min": self.min_lr, **warmup}
         if self.schedule == "poly":
             return PolyLRScheduler(optimizer, power=1.0, **falling)

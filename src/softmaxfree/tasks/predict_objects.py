@@ -1,0 +1,75 @@
+"""Objects on images, by a detection run's checkpoint, and pictures of them."""
+
+import inspect
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms.v2.functional import pil_to_tensor, to_pil_image
+from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
+
+from .coco_scores import detections
+from .detection import Detection
+
+COLOURS = (
+    "#e6194b", "#3cb44b", "#4363d8", "#f58231", "#911eb4", "#008080", "#9a6324", "#800000",
+    "#808000", "#000075", "#f032e6", "#469990",
+)  # fmt: skip
+"""Of the classes, one after the other and again from the first."""
+
+KEPT = ("score", "bbox", "segmentation")
+
+
+class ObjectFinder:
+    """A trained detector with the names of its classes.
+
+    Args:
+        checkpoint: A detection run's.
+        size: Shorter side to resize images to; as in training if not given.
+    """
+
+    def __init__(self, checkpoint: dict[str, Any], size: int | None = None) -> None:
+        known = set(inspect.signature(Detection.__init__).parameters) - {"results"}
+        arguments = {k: v for k, v in checkpoint["hyper_parameters"].items() if k in known}
+        self.task = Detection(**(arguments | ({"size": size} if size else {})))
+        self.task.load_state_dict(checkpoint["state_dict"])
+        self.task.eval()
+        self.classes: list[str] = checkpoint["objects"]["classes"]
+
+    @torch.inference_mode()
+    def find(
+        self, image: Image.Image, threshold: float
+    ) -> tuple[Image.Image, list[dict[str, Any]]]:
+        """The image with its objects drawn on it, and the objects, first the surest.
+
+        Each is {"class", "index", "score", "bbox" (x, y, width, height)} and, with masks,
+        "segmentation", both as COCO writes them.
+        """
+        pixels = pil_to_tensor(image)
+        (found,) = self.task([pixels])
+        sure = found["scores"] >= threshold
+        found = {name: values[sure] for name, values in found.items()}
+        numbers = list(range(len(self.classes)))
+        objects = [
+            {
+                "class": self.classes[entry["category_id"]],
+                "index": entry["category_id"],
+                **{
+                    name: entry[name] for name in ("score", "bbox", "segmentation") if name in entry
+                },
+            }
+            for entry in detections(found, 0, numbers, self.task.first_label)
+        ]
+        return to_pil_image(draw(pixels, found, objects)), objects
+
+
+def draw(image: Tensor, found: dict[str, Tensor], objects: list[dict[str, Any]]) -> Tensor:
+    """The image (3, H, W), uint8, with boxes, classes, scores and masks."""
+    if not objects:
+        return image
+    colours: list[Any] = [COLOURS[entry["index"] % len(COLOURS)] for entry in objects]
+    if "masks" in found:
+        image = draw_segmentation_masks(image, found["masks"][:, 0] > 0.5, 0.5, colours)
+    labels = [f"{entry['class']} {entry['score']:.2f}" for entry in objects]
+    return draw_bounding_boxes(image, found["boxes"], labels, colours, width=2)
