@@ -145,7 +145,7 @@ def test_a_run_is_trained_scored_and_used(
     run("fit", ["--config", str(configuration(tmp_path, detector)), "--out", "run"])
     printed = capsys.readouterr().out
     kind, prefix = ("masks", "mask_") if detector == "mask_rcnn" else ("boxes", "")
-    told = json.loads(Path("run/run.json").read_text())
+    told = json.loads(Path("run/run.json").read_text())["scores"]
     assert printed.splitlines()[-1] == (
         f"held-out AP50 of {kind}: {told[f'{prefix}AP50'] * 100:.1f} %"
     )

@@ -92,7 +92,7 @@ def test_scores_of_two_processes_are_those_of_one(
     runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(runs)
-    told = json.loads((runs / "two" / "run.json").read_text())["accuracy"]
+    told = json.loads((runs / "two" / "run.json").read_text())["scores"]["accuracy"]
     run("validate", ["--ckpt_path", "two/last.ckpt", "--trainer.devices=1",
                      "--trainer.strategy=auto", "--data.eval_sizes=[16,24,32]"])  # fmt: skip
     printed = capsys.readouterr().out

@@ -34,7 +34,7 @@ def test_a_run_leaves_everything_that_is_needed(
     told = json.loads((folder / "run.json").read_text())
     assert told["versions"]["lightning"]
     assert told["hardware"]["cores"]
-    assert list(told["accuracy"]) == ["16", "24", "32"]
+    assert list(told["scores"]["accuracy"]) == ["16", "24", "32"]
     assert 0 <= told["data_wait"] < 1
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert config["model"]["init_args"]["mixup"] == 0.8
@@ -79,7 +79,7 @@ def test_validation_takes_its_configuration_from_the_checkpoint(
     fit: Fit, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = fit("--trainer.limit_val_batches=3")
-    told = json.loads((folder / "run.json").read_text())["accuracy"]
+    told = json.loads((folder / "run.json").read_text())["scores"]["accuracy"]
     capsys.readouterr()
     run("validate", ["--ckpt_path", str(folder / "last.ckpt"), "--data.eval_sizes", "[16,24,32]"])
     printed = capsys.readouterr().out
@@ -120,7 +120,7 @@ def test_a_run_starts_from_another_and_trains_a_part(
     assert not torch.equal(before["model.head.weight"], after["model.head.weight"])
     shutil.rmtree(first)  # no longer needed
     run("validate", ["--ckpt_path", "second/last.ckpt"])
-    told = json.loads((second / "run.json").read_text())["accuracy"]["16"]
+    told = json.loads((second / "run.json").read_text())["scores"]["accuracy"]["16"]
     assert f"{told * 100:.2f} %" in capsys.readouterr().out
 
 
@@ -161,7 +161,7 @@ def test_weights_from_elsewhere_are_scored(
     fit: Fit, small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Such as the authors': validate with init_from, and no run."""
-    told = json.loads((fit() / "run.json").read_text())["accuracy"]["16"]
+    told = json.loads((fit() / "run.json").read_text())["scores"]["accuracy"]["16"]
     capsys.readouterr()
     run("validate", ["--config", str(small), "--model.init_from=run/last.ckpt"])
     assert f"{told * 100:.2f} %" in capsys.readouterr().out

@@ -5,8 +5,10 @@ import os
 import warnings
 from argparse import RawDescriptionHelpFormatter
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
+import torch
 import yaml
 from jsonargparse import DefaultHelpFormatter, Namespace
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
@@ -183,6 +185,7 @@ class TrainingCLI(LightningCLI):
         return trainer
 
     def before_fit(self) -> None:
+        self.started = perf_counter()
         if self.trainer.strategy.root_device.type == "cpu":
             keep_freed_memory()
         if self.trainer.is_global_zero:
@@ -202,15 +205,24 @@ class TrainingCLI(LightningCLI):
         if getattr(trainer, "fast_dev_run", False):
             print("one step of training and validation went through")
             return
+        seconds = perf_counter() - self.started  # of this process, where the run was gone on with
         scores = self.model.closing_scores()
         if not trainer.is_global_zero:
             return
         waiting = self.pace.waited / max(self.pace.seconds, 1e-9)
         broken = len(data.training.broken) if data.training else 0
-        describe_run(self.folder, **scores, data_wait=waiting, broken_images=broken)
+        describe_run(
+            self.folder,
+            seconds=seconds,
+            threads=torch.get_num_threads(),
+            data_wait=waiting,
+            broken_images=broken,
+            scores=scores,
+        )
         print(f"\nrun folder     {self.folder}")
         print("               last.ckpt, best.ckpt, config.yaml, run.json, metrics.jsonl")
         print(f"curves         {draw_curves(self.folder, self.model.curves)}")
+        print(f"time           {seconds / 60:.1f} minutes")
         print(f"data waiting   {waiting:.1%} of the time of a step".replace("%", " %"))
         if broken:
             print(f"broken images  {broken}, skipped")
