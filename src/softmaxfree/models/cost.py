@@ -23,6 +23,11 @@ class Cost:
 
 def cost(model: nn.Module, *shape: int) -> Cost:
     """Counts what a forward pass of one image (channels, height, width) takes."""
+    return cost_of(model, _images(model, 1, *shape))
+
+
+def cost_of(model: nn.Module, inputs: Any) -> Cost:
+    """The same for a model that takes other inputs, such as a detector's list of images."""
     inverse = 0.0
 
     def count(attention: SoftmaxFreeAttention, _: Any, landmarks: Tensor) -> None:
@@ -43,7 +48,7 @@ def cost(model: nn.Module, *shape: int) -> Cost:
     try:
         model.requires_grad_(False)
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            model.eval()(_images(model, 1, *shape))
+            model.eval()(inputs)
     finally:
         model.train(training)
         for parameter in trained:
