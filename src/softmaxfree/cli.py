@@ -174,6 +174,18 @@ def bench_training(
     calculate(out)
 
 
+def runs(folders: list[Path], out: Path | None = None) -> None:
+    """Put finished training runs side by side: time, seed and scores of each.
+
+    Args:
+        folders: Folders of runs, as `fit` writes them: [runs/one,runs/two].
+        out: Where to write the table, without a suffix: as JSON, CSV and Markdown.
+    """
+    with needs("train"):
+        from .bench.runs import run
+    run(folders, out)
+
+
 def build() -> None:
     """Compile the optional code for this machine's CPU: a few seconds, once.
 
@@ -281,7 +293,7 @@ def test() -> None:
 
 
 def predict() -> None:
-    """Say what is on images, with a checkpoint of a run."""
+    """Say what is on images, with a checkpoint of a run; draw the objects that a detector finds."""
 
 
 def _check_machine(threads: int | None, device: str = "cpu") -> None:
@@ -298,6 +310,7 @@ COMMANDS: dict[str, Any] = {
     "validate": validate,
     "test": test,
     "predict": predict,
+    "runs": runs,
     "models": models,
     "build": build,
     "doctor": doctor,
@@ -325,17 +338,23 @@ def _predict(arguments: list[str]) -> None:
     parser = ArgumentParser(prog="softmaxfree predict", description=predict.__doc__)
     parser.add_argument("images", nargs="+", type=Path, help="Files of images.")
     parser.add_argument("--ckpt", type=Path, required=True, help="A run's last.ckpt or best.ckpt.")
-    parser.add_argument("--top", type=int, default=5, help="Classes to show for each image.")
+    parser.add_argument("--top", type=int | None, help="Classes to show for each image; 5.")
+    parser.add_argument(
+        "--threshold", type=float | None, help="Score from which an object is shown; 0.5."
+    )
     parser.add_argument(
         "--size", type=int | None, help="Side to resize to; as in training if not given."
     )
-    parser.add_argument("--json", type=Path | None, help="File to write the predictions to.")
+    parser.add_argument(
+        "--out", type=Path | None, help="Folder for pictures of the objects; predictions."
+    )
+    parser.add_argument("--json", type=Path | None, help="File to write what was found to.")
     parser.add_argument("--modules", type=Names, help=MODULES)
     given = parser.parse_args(arguments[1:])
     with needs("train"):
         from .tasks.predict import run
     import_modules(given.modules)
-    run(given.images, given.ckpt, given.top, given.size, given.json)
+    run(given.images, given.ckpt, given.top, given.size, given.json, given.threshold, given.out)
 
 
 PARSERS = {"fit": _train, "validate": _train, "test": _train, "predict": _predict}

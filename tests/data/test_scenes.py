@@ -20,9 +20,6 @@ from softmaxfree.data.digit_scenes import DigitScenes
 from softmaxfree.data.scenes import Scenes, open_scenes
 from softmaxfree.data.sources import Digits
 
-PYCOCOTOOLS = "ignore:__array__ implementation:DeprecationWarning"
-"""What its decoding says of numpy 2."""
-
 
 def test_digit_scenes_are_images_with_boxes_around_masks() -> None:
     scenes = open_scenes("digit_scenes", None, "train")
@@ -70,7 +67,6 @@ def test_no_digit_is_in_both_splits_of_the_digit_scenes() -> None:
     assert not drawn[0] & drawn[1]
 
 
-@pytest.mark.filterwarnings(PYCOCOTOOLS)
 def test_digit_scenes_are_scored_by_their_own_ground_truth() -> None:
     coco_mask = pytest.importorskip("pycocotools.mask")
     scenes = open_scenes("digit_scenes", None, "val")
@@ -435,7 +431,6 @@ def test_it_is_said_how_to_install_pycocotools(
         open_scenes("coco", str(tmp_path), "val2017")
 
 
-@pytest.mark.filterwarnings(PYCOCOTOOLS)
 @pytest.mark.parametrize("split", ["train2017", "val2017"])
 def test_masks_of_real_coco_are_those_of_pycocotools(split: str) -> None:
     scenes = open_real("coco", "coco_tiny", split)
@@ -455,7 +450,6 @@ def test_masks_of_real_coco_are_those_of_pycocotools(split: str) -> None:
             assert np.array_equal(coco.annToMask(annotation), mask)
 
 
-@pytest.mark.filterwarnings(PYCOCOTOOLS)
 @pytest.mark.parametrize("kind", ["bbox", "segm"])
 @pytest.mark.parametrize("name", ["digit_scenes", "coco"])
 def test_ground_truth_gives_itself_the_full_score(name: str, kind: str) -> None:

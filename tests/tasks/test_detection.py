@@ -25,9 +25,7 @@ from softmaxfree.tasks.coco_scores import NAMES, average_precision, detections
 from softmaxfree.tasks.predict import run as predict
 from softmaxfree.training.command import run
 
-from ..data.test_scenes import PYCOCOTOOLS, open_real
-
-pytestmark = pytest.mark.filterwarnings(PYCOCOTOOLS)
+from ..data.test_scenes import open_real
 
 TINY: dict[str, Any] = {
     "num_classes": 10,

@@ -10,8 +10,6 @@ import yaml
 from softmaxfree.data.sources import Digits, Source, open_source
 from softmaxfree.training.command import TrainingCLI, run
 
-from ..data.test_scenes import PYCOCOTOOLS
-
 RECIPES = Path(__file__).parents[2] / "recipes"
 WHOLE = sorted(path for path in RECIPES.rglob("*.yaml") if "seed_everything" in path.read_text())
 """The others change one of these, given after it."""
@@ -69,7 +67,6 @@ def test_one_step_of_every_recipe(
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings(PYCOCOTOOLS)
 @pytest.mark.parametrize("recipe", DETECTION, ids=lambda path: path.stem)
 def test_one_step_and_one_evaluation_of_every_recipe_of_detection(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from ..modules import needs
 from .sources import Source, find_root
 
 Record = dict[str, Any]
@@ -162,13 +163,8 @@ def open_scenes(
 
 def mask_tools() -> Any:
     """The module of pycocotools that encodes and decodes masks."""
-    try:
+    with needs("detection", "reading and scoring masks"):
         from pycocotools import mask  # type: ignore[import-untyped]
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "scoring and COCO's masks need pycocotools; "
-            "install it with: pip install 'softmaxfree[detection]'"
-        ) from error
     return mask
 
 
