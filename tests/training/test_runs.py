@@ -46,7 +46,7 @@ def test_a_run_leaves_everything_that_is_needed(
 
     printed = capsys.readouterr().out
     lines = printed.splitlines()
-    assert lines[-1] == f"held-out accuracy: {told['accuracy']['16'] * 100:.2f} %"
+    assert lines[-1] == f"held-out accuracy: {told['scores']['accuracy']['16'] * 100:.2f} %"
     assert f"softmaxfree predict run/example.png --ckpt {Path('run/last.ckpt')}" in printed
     for size in (16, 24, 32):
         assert f"at {size} x {size} pixels" in printed

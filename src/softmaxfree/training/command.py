@@ -39,13 +39,14 @@ DESCRIPTIONS = {
 }
 _EXAMPLES = """
 All that can be set is under trainer (Lightning's Trainer), model (the task) and data:
---print_config shows it with its values, --model.help Classification and --data.help ImageData
-explain it.
+--print_config shows it with its values. --model.help Classification or Detection and --data.help
+ImageData or DetectionData explain it.
 
 examples:
   softmaxfree fit
   softmaxfree fit --config recipes/cifar10/softpp_nano.yaml --trainer.max_epochs 10
   softmaxfree fit --config recipes/cifar10/softpp_nano.yaml --model.attention softmax
+  softmaxfree fit --config recipes/detection/digit_scenes.yaml           boxes and masks
   softmaxfree fit --ckpt_path runs/softpp_nano-digits/last.ckpt          go on with a run
   softmaxfree validate --ckpt_path runs/softpp_nano-digits/last.ckpt --data.eval_sizes [32,48,64]
 """
