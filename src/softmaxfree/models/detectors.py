@@ -1,13 +1,12 @@
 """RetinaNet and Mask R-CNN of torchvision over any pyramid of timm's, ours first."""
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 
 from ..modules import needs
-from .build import build_model
+from .maps import Maps, build_body
 
 with needs("detection", "a detector"):
     from torchvision.models.detection import MaskRCNN, RetinaNet
@@ -22,8 +21,8 @@ with needs("detection", "a detector"):
     )
 
 
-class Pyramid(nn.Module):
-    """The last maps of a backbone, each of half the side before, and torchvision's FPN on them.
+class Pyramid(Maps):
+    """The last maps of a backbone, and torchvision's feature pyramid on them.
 
     Args:
         body: A model of timm that tells its intermediate maps.
@@ -33,27 +32,14 @@ class Pyramid(nn.Module):
     """
 
     def __init__(self, body: nn.Module, levels: int, width: int, extra: ExtraFPNBlock) -> None:
-        super().__init__()
-        info: list[dict[str, Any]] = getattr(body, "feature_info", [])[-levels:]
-        self.strides = [level["reduction"] for level in info]
-        halving = all(b == 2 * a for a, b in zip(self.strides, self.strides[1:]))
-        if len(info) < levels or not halving or not hasattr(body, "forward_intermediates"):
-            raise ValueError(
-                f"a detector needs a backbone with {levels} maps, each of half the side before; "
-                f"the strides that {type(body).__name__} tells are {self.strides}"
-            )
-        # Layers after the last map, and norms and heads, would have no gradients.
-        self.indices: list[int] = body.prune_intermediate_layers(levels, prune_norm=True)  # type: ignore[operator]
-        self.body = body
-        self.fpn = FeaturePyramidNetwork([level["num_chs"] for level in info], width, extra)
+        super().__init__(body, levels)
+        self.fpn = FeaturePyramidNetwork(self.channels, width, extra)
         self.out_channels = width
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         """Images (B, 3, H, W) -> maps (B, out_channels, h, w) by level."""
-        maps: list[Tensor] = self.body.forward_intermediates(  # type: ignore[operator]
-            images, indices=self.indices, intermediates_only=True
-        )
-        levels: dict[str, Tensor] = self.fpn({str(i): x for i, x in enumerate(maps)})
+        maps = {str(level): x for level, x in enumerate(self.maps(images))}
+        levels: dict[str, Tensor] = self.fpn(maps)
         return levels
 
 
@@ -124,12 +110,5 @@ def build_detector(
     """
     if detector not in DETECTORS:
         raise ValueError(f"detector must be one of {', '.join(DETECTORS)}, got {detector!r}")
-
-    def build(**more: Any) -> nn.Module:
-        return build_model(backbone, 0, attention, tie_qk, drop_path, {**more, **(options or {})})
-
-    body = build()
-    taken = inspect.signature(type(body).__init__).parameters
-    if "strict_img_size" in taken:  # Swin's: windows for images of one size only
-        body = build(strict_img_size=False)
+    body = build_body(backbone, attention, tie_qk, drop_path, options)
     return DETECTORS[detector](body, num_classes, width, **arguments)
