@@ -170,7 +170,7 @@ def test_a_run_is_trained_scored_and_used(
     assert [entry["score"] for entry in objects] == sorted(
         (entry["score"] for entry in objects), reverse=True
     )
-    before = np.asarray(Image.open("run/example.png").convert("RGB"))
+    before = np.asarray(Image.open("run/example.png").convert("RGB").resize((512, 512), 0))
     for name in ("example.png", "example-2.png"):
         drawn = np.asarray(Image.open(Path("predictions") / name))
         assert drawn.shape == before.shape

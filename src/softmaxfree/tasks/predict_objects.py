@@ -18,6 +18,8 @@ COLOURS = (
 )  # fmt: skip
 """Of the classes, one after the other and again from the first."""
 
+READABLE = 400
+"""Pixels that the shorter side of a drawing has at least."""
 KEPT = ("score", "bbox", "segmentation")
 
 
@@ -65,11 +67,27 @@ class ObjectFinder:
 
 
 def draw(image: Tensor, found: dict[str, Tensor], objects: list[dict[str, Any]]) -> Tensor:
-    """The image (3, H, W), uint8, with boxes, classes, scores and masks."""
+    """The image (3, H, W), uint8, with boxes, classes, scores and masks; a small one enlarged."""
+    scale = -(-READABLE // min(image.shape[1:]))
+    image = enlarged(image, scale)
     if not objects:
         return image
     colours: list[Any] = [COLOURS[entry["index"] % len(COLOURS)] for entry in objects]
     if "masks" in found:
-        image = draw_segmentation_masks(image, found["masks"][:, 0] > 0.5, 0.5, colours)
-    labels = [f"{entry['class']} {entry['score']:.2f}" for entry in objects]
-    return draw_bounding_boxes(image, found["boxes"], labels, colours, width=2)
+        masks = enlarged(found["masks"][:, 0] > 0.5, scale)
+        image = draw_segmentation_masks(image, masks, 0.5, colours)
+    return draw_bounding_boxes(
+        image,
+        found["boxes"] * scale,
+        [f"{entry['class']} {entry['score']:.2f}" for entry in objects],
+        colours,
+        width=2,
+        label_colors="white",
+        label_background_colors=colours,
+        fill_labels=True,
+    )
+
+
+def enlarged(x: Tensor, scale: int) -> Tensor:
+    """(..., H, W) -> (..., scale H, scale W), pixel by pixel."""
+    return x.repeat_interleave(scale, -1).repeat_interleave(scale, -2)
