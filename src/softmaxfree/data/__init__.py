@@ -2,5 +2,6 @@
 
 from .detection import DetectionData
 from .images import ImageData
+from .segmentation import SegmentationData
 
-__all__ = ["DetectionData", "ImageData"]
+__all__ = ["DetectionData", "ImageData", "SegmentationData"]

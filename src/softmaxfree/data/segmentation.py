@@ -1,0 +1,269 @@
+"""Images with a class for every pixel as a Lightning data module."""
+
+from typing import Any, NamedTuple
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as tv
+
+from .label_maps import IGNORE, Colour, open_label_maps
+from .loader import ResumableLoader
+from .module import Data
+from .samples import Sample, Samples, numbers_and_broken
+from .sources import Source
+
+_PADDING = (124, 116, 104)
+"""The mean colour of ImageNet."""
+
+_DRAWS = 10
+"""Further crops drawn in place of one with too much of a class."""
+
+
+class SegmentationBatch(NamedTuple):
+    images: list[Tensor]
+    """(3, H, W) each, uint8; in training all of the size of the crops."""
+    labels: list[Tensor | None]
+    """(H, W) each, uint8, 255 for pixels that do not count; None for padding."""
+    indices: Tensor
+    """(B), numbers of the images in their data set."""
+    broken: tuple[tuple[str, str], ...]
+
+
+class SegmentationData(Data):
+    """Images with a class for every pixel.
+
+    In training images are scaled, cropped, flipped and coloured at random; in evaluation they are
+    resized, while their labels stay as they are.
+
+    Args:
+        name: digit_scenes (made of scikit-learn's digits, embedded), ade20k or cityscapes (the
+            official layouts), or folders (any folders of images and of labels).
+        root: The folder of the data, as given or below $SOFTMAXFREE_DATA.
+        train_split: The part to train on.
+        val_split: The part that validation scores.
+        test_split: The part that `test` scores; val_split if not given.
+        image_folder: For folders, that of images below root, such as images/{split}.
+        label_folder: For folders, that of labels below root: PNGs of the same names as images.
+        label_suffix: For folders, what labels have at the end of their names, such as _L.
+        classes: For folders, names of the values 0, 1, ... of labels, those to ignore left out.
+        ignore: For folders, values of pixels that do not count; 255 if not given.
+        palette: For folders, a colour [red, green, blue] for each class; generated if not given.
+        batch_size: Images a step, over all processes and all accumulated batches.
+        eval_batch_size: Images a process loads at a time to score them one by one.
+        num_workers: Processes that load images, for each process that trains.
+        crop: Side of training crops, or their height and width.
+        scale: Range of the factor by which training images are scaled before that.
+        flip: Probability of a horizontal flip.
+        photometric: Distort brightness, contrast, saturation and hue at random.
+        cat_max_ratio: A crop in which one class has more than this part of the pixels that count
+            is drawn again, up to 10 times; 1 takes all.
+        eval_size: Length of the shorter side of images to be scored; as they are if not given.
+        eval_max_size: Length of the longer side that is not exceeded then.
+        seed: Order and augmentation are functions of (seed, epoch, image).
+    """
+
+    def __init__(
+        self,
+        name: str = "digit_scenes",
+        root: str | None = None,
+        train_split: str = "train",
+        val_split: str = "validation",
+        test_split: str | None = None,
+        image_folder: str | None = None,
+        label_folder: str | None = None,
+        label_suffix: str | None = None,
+        classes: list[str] | None = None,
+        ignore: list[int] | None = None,
+        palette: list[Colour] | None = None,
+        batch_size: int = 16,
+        eval_batch_size: int = 1,
+        num_workers: int = 2,
+        crop: int | tuple[int, int] = 512,
+        scale: tuple[float, float] = (0.5, 2.0),
+        flip: float = 0.5,
+        photometric: bool = True,
+        cat_max_ratio: float = 0.75,
+        eval_size: int | None = None,
+        eval_max_size: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(batch_size, eval_batch_size, num_workers, seed)
+        self.dataset, self.root = name, root
+        test_split = val_split if test_split is None else test_split  # "" is one
+        self.splits = {"train": train_split, "val": val_split, "test": test_split}
+        options = {
+            "image_folder": image_folder,
+            "label_folder": label_folder,
+            "label_suffix": label_suffix,
+            "classes": classes,
+            "ignore": ignore,
+            "palette": palette,
+        }
+        self.options = {key: value for key, value in options.items() if value is not None}
+        size = (crop, crop) if isinstance(crop, int) else crop
+        self.augment = Augmentation(size, scale, flip, photometric, cat_max_ratio)
+        self.resize = Resized(eval_size, eval_max_size)
+
+    def setup(self, stage: str) -> None:
+        parts = {"fit": ["train", "val"], "validate": ["val"], "test": ["test"]}.get(stage, [])
+        for part in parts:
+            if part not in self.sources:
+                self.sources[part] = open_label_maps(
+                    self.dataset, self.root, self.splits[part], **self.options
+                )
+        self.check_classes()
+
+    @property
+    def palette(self) -> list[Colour]:
+        """A colour for each class."""
+        return next((source.palette for source in self.sources.values()), [])
+
+    def train_dataloader(self) -> ResumableLoader:
+        dataset = self._dataset(self.sources["train"], training=True)
+        return self.training_loader(dataset, collate=collate_labelled, check=_check)
+
+    def val_dataloader(self) -> ResumableLoader:
+        return self._evaluation("val")
+
+    def test_dataloader(self) -> ResumableLoader:
+        return self._evaluation("test")
+
+    def _evaluation(self, part: str) -> ResumableLoader:
+        dataset = self._dataset(self.sources[part], training=False)
+        return self.evaluation_loader(dataset, collate=collate_labelled, check=_check)
+
+    def _dataset(self, source: Source, training: bool) -> Samples:
+        prepare = self.augment if training else self.resize
+        nothing = torch.zeros(3, 1, 1, dtype=torch.uint8), None
+        return Samples(source, prepare, nothing, self.seed, training)
+
+
+class Augmentation:
+    """A crop of a training image and its labels: scaled, flipped, coloured and padded to size.
+
+    The crop is chosen in the scaled image, but cut out of the image as it is, and only that is
+    resized: what is not in the crop costs nothing, however large the scale.
+
+    Args:
+        crop: Height and width.
+        others: Those of SegmentationData.
+    """
+
+    def __init__(
+        self,
+        crop: tuple[int, int],
+        scale: tuple[float, float],
+        flip: float,
+        photometric: bool,
+        cat_max_ratio: float,
+    ) -> None:
+        if min(crop) < 1:
+            raise ValueError(f"a crop of {crop[0]} x {crop[1]} has no pixels: give --data.crop 512")
+        if not 0 < scale[0] <= scale[1]:
+            raise ValueError(
+                f"images cannot be scaled by {scale[0]} to {scale[1]}: "
+                "give two factors above 0 with --data.scale, the smaller one first"
+            )
+        for name, part in (("flip", flip), ("cat_max_ratio", cat_max_ratio)):
+            if not 0 <= part <= 1:
+                raise ValueError(f"--data.{name} is {part}: give a number from 0 to 1")
+        self.crop, self.scale, self.flip = crop, scale, flip
+        self.colour = Photometric() if photometric else None
+        self.cat_max_ratio = cat_max_ratio
+
+    def __call__(self, image: Image.Image, labels: Tensor) -> tuple[Tensor, Tensor]:
+        low, high = self.scale
+        factor = low + (high - low) * float(torch.rand(()))
+        for _ in range(1 + _DRAWS):
+            rows = Span.draw(self.crop[0], image.height, factor)
+            columns = Span.draw(self.crop[1], image.width, factor)
+            cut = labels[rows.nearest()][:, columns.nearest()]
+            if _largest_part(cut) <= self.cat_max_ratio:
+                break
+        pixels = _resized(image, rows, columns)
+        if torch.rand(()) < self.flip:
+            pixels, cut = pixels.flip(-1), cut.flip(-1)
+        if self.colour is not None:
+            pixels = self.colour(pixels)
+        padded = torch.tensor(_PADDING, dtype=torch.uint8)[:, None, None].repeat(1, *self.crop)
+        padded[:, : rows.length, : columns.length] = pixels
+        padded_labels = torch.full(self.crop, IGNORE, dtype=torch.uint8)
+        padded_labels[: rows.length, : columns.length] = cut
+        return padded, padded_labels
+
+
+class Span(NamedTuple):
+    """A part of a side of an image that is to be scaled."""
+
+    start: int
+    length: int
+    scaled: int
+    """The whole side, scaled."""
+    side: int
+    """The whole side as it is."""
+
+    @classmethod
+    def draw(cls, longest: int, side: int, factor: float) -> "Span":
+        scaled = max(1, round(side * factor))
+        length = min(longest, scaled)
+        return cls(int(torch.randint(scaled - length + 1, ())), length, scaled, side)
+
+    def nearest(self) -> Tensor:
+        """(length,), the pixels as they are in which the centres of scaled ones lie."""
+        numbers = torch.arange(self.start, self.start + self.length)
+        return (2 * numbers + 1) * self.side // (2 * self.scaled)
+
+    def bounds(self) -> tuple[float, float]:
+        """Where it starts and ends on the side as it is."""
+        end = (self.start + self.length) * self.side / self.scaled
+        return self.start * self.side / self.scaled, min(end, self.side)
+
+
+class Photometric(v2.RandomPhotometricDistort):
+    """Without torchvision's exchange of colour channels: the sky is not often red."""
+
+    def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
+        return {**super().make_params(flat_inputs), "channel_permutation": None}
+
+
+class Resized:
+    """An image to be scored, with its shorter side as given, and its labels as they are."""
+
+    def __init__(self, size: int | None, max_size: int | None) -> None:
+        if max_size is not None and (size is None or max_size <= size):
+            raise ValueError(
+                f"--data.eval_max_size {max_size} limits the longer side of images whose shorter "
+                f"one is resized to --data.eval_size, which is {size}: give a smaller eval_size"
+            )
+        self.size, self.max_size = size, max_size
+
+    def __call__(self, image: Image.Image, labels: Tensor) -> tuple[Tensor, Tensor]:
+        if self.size is not None:
+            image = tv.resize(image, [self.size], max_size=self.max_size)  # bilinear, antialiased
+        return tv.pil_to_tensor(image).contiguous(), labels
+
+
+def _resized(image: Image.Image, rows: Span, columns: Span) -> Tensor:
+    (top, bottom), (left, right) = rows.bounds(), columns.bounds()
+    size, box = (columns.length, rows.length), (left, top, right, bottom)
+    return tv.pil_to_tensor(image.resize(size, Image.Resampling.BILINEAR, box))
+
+
+def _largest_part(labels: Tensor) -> float:
+    """Of the pixels that count, the part of the most frequent class; 1 where none counts."""
+    counts = torch.bincount(labels.flatten(), minlength=256)[:IGNORE]
+    return float(counts.max() / counts.sum()) if counts.any() else 1.0
+
+
+def collate_labelled(samples: list[Sample]) -> SegmentationBatch:
+    return SegmentationBatch(
+        [sample.image for sample in samples],
+        [sample.target for sample in samples],
+        *numbers_and_broken(samples),
+    )
+
+
+def _check(batch: SegmentationBatch, loader: ResumableLoader) -> None:
+    loader.refuse_missing(any(labels is None for labels in batch.labels))
