@@ -163,7 +163,10 @@ def test_a_run_is_trained_scored_and_used(
     for name, value in again.items():
         assert told[name] == pytest.approx(value, abs=1e-7)
 
-    predict([Path("run/example.png")] * 2, Path("run/last.ckpt"), threshold=0.0)
+    other = Path("run/other/example.png")
+    other.parent.mkdir()
+    other.write_bytes(Path("run/example.png").read_bytes())
+    predict([Path("run/example.png"), other], Path("run/last.ckpt"), threshold=0.0)
     objects = json.loads(Path("predictions/objects.json").read_text())["run/example.png"]
     assert len(objects) == 20
     assert {"class", "index", "score", "bbox"} <= objects[0].keys()

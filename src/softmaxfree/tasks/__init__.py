@@ -2,6 +2,7 @@
 
 from .classification import Classification
 from .detection import Detection
+from .segmentation import Segmentation
 from .task import Task
 
-__all__ = ["Classification", "Detection", "Task"]
+__all__ = ["Classification", "Detection", "Segmentation", "Task"]

@@ -1,4 +1,4 @@
-"""What is on images, by a run's checkpoint: their classes, or the objects in them."""
+"""What is on images, by a run's checkpoint: their classes, objects, or those of all pixels."""
 
 import json
 from pathlib import Path
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ..data.transforms import evaluation_transform
 from ..files import write_atomically
 from ..models.build import build_model
+from .predict_labels import Labeller
 from .predict_objects import ObjectFinder
 
 
@@ -111,6 +112,9 @@ def run(
         out = out or Path("predictions")
         target = target or out / "objects.json"
         found = _find(images, ObjectFinder(checkpoint, size), threshold, out)
+    elif "labels" in checkpoint:
+        _refuse(ckpt, "classes of pixels", {"--top": top, "--threshold": threshold})
+        found = _label(images, Labeller(checkpoint, size), out or Path("predictions"))
     else:
         raise ValueError(
             f"{ckpt} is no checkpoint that can predict; "
@@ -145,13 +149,10 @@ def _find(
     if not 0 <= threshold <= 1:
         raise ValueError(f"--threshold must be from 0 to 1, got {threshold}")
     everything = {}
-    out.mkdir(parents=True, exist_ok=True)
-    for number, path in enumerate(images, start=1):
+    for path, name in _pictures(images, out).items():
         drawn, everything[str(path)] = finder.find(read_image(path), threshold)
-        taken = any(other.stem == path.stem for other in images[: number - 1])
-        picture = out / (f"{path.stem}-{number}.png" if taken else f"{path.stem}.png")
-        drawn.save(picture)
-        print(f"{path}: {len(everything[str(path)])} objects, drawn in {picture}")
+        drawn.save(out / f"{name}.png")
+        print(f"{path}: {len(everything[str(path)])} objects, drawn in {out / name}.png")
         for entry in everything[str(path)]:
             x, y, width, height = entry["bbox"]
             print(
@@ -159,3 +160,27 @@ def _find(
                 f"{width:.0f} x {height:.0f} pixels at {x:.0f}, {y:.0f}"
             )
     return everything
+
+
+def _label(images: list[Path], labeller: Labeller, out: Path) -> dict[str, Any]:
+    everything = {}
+    for path, name in _pictures(images, out).items():
+        image = read_image(path)
+        labels = labeller.label(image)
+        labels.save(out / f"{name}-labels.png")
+        labeller.overlay(image, labels).save(out / f"{name}.png")
+        everything[str(path)] = labeller.shares(labels)
+        print(f"{path}: drawn in {out / name}.png, classes in {out / name}-labels.png")
+        for label, share in everything[str(path)].items():
+            print(f"  {share * 100:6.2f} %  {label}")
+    return everything
+
+
+def _pictures(images: list[Path], out: Path) -> dict[Path, str]:
+    """Names for pictures of files: their own, numbered where an earlier one has it."""
+    out.mkdir(parents=True, exist_ok=True)
+    names: dict[Path, str] = {}
+    for path in images:
+        taken = path.stem in names.values()
+        names.setdefault(path, f"{path.stem}-{len(names) + 1}" if taken else path.stem)
+    return names

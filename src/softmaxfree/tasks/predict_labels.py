@@ -1,0 +1,70 @@
+"""Classes of an image's pixels, by a segmentation run's checkpoint, and pictures of them."""
+
+import inspect
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image, ImageDraw, ImageFont
+
+from ..data.segmentation import Resized
+from .segmentation import Segmentation
+
+LINE = 18
+"""Pixels from one line of the legend to the next."""
+
+
+class Labeller:
+    """A trained segmenter with names and colours of its classes.
+
+    Args:
+        checkpoint: A segmentation run's.
+        size: Shorter side to resize images to; as in the run's validation if not given.
+    """
+
+    def __init__(self, checkpoint: dict[str, Any], size: int | None = None) -> None:
+        known = inspect.signature(Segmentation.__init__).parameters
+        arguments = {k: v for k, v in checkpoint["hyper_parameters"].items() if k in known}
+        self.task = Segmentation(**arguments)
+        self.task.load_state_dict(checkpoint["state_dict"])
+        self.task.eval()
+        labels = checkpoint["labels"]
+        self.classes: list[str] = labels["classes"]
+        self.palette = np.array(labels["palette"], dtype=np.uint8)
+        self.resize = Resized(size or labels["size"], None if size else labels["max_size"])
+
+    @torch.inference_mode()
+    def label(self, image: Image.Image) -> Image.Image:
+        """The class of every pixel, as an image of numbers with the data set's palette."""
+        pixels, _ = self.resize(image, torch.empty(0))
+        logits = self.task(pixels).unsqueeze(0)
+        if logits.shape[-2:] != (image.height, image.width):
+            size = (image.height, image.width)
+            logits = F.interpolate(logits, size, mode="bilinear", align_corners=False)
+        labels = Image.fromarray(logits.argmax(1)[0].to(torch.uint8).numpy(), mode="P")
+        labels.putpalette(self.palette.tobytes())
+        return labels
+
+    def shares(self, labels: Image.Image) -> dict[str, float]:
+        """The part of an image that each class has, the largest first; those with none left out."""
+        counts = np.bincount(np.asarray(labels).ravel(), minlength=len(self.classes))
+        order = np.argsort(-counts, kind="stable")
+        return {self.classes[n]: float(counts[n] / counts.sum()) for n in order if counts[n]}
+
+    def overlay(self, image: Image.Image, labels: Image.Image) -> Image.Image:
+        """The image with its classes' colours over it, and beside it what they mean."""
+        blended = Image.blend(image, labels.convert("RGB"), 0.5)
+        present = list(self.shares(labels))
+        font = ImageFont.load_default(12)
+        width = 12 + LINE + max(round(font.getlength(name)) for name in present)
+        height = max(image.height, LINE * len(present) + 8)
+        picture = Image.new("RGB", (image.width + width, height), "white")
+        picture.paste(blended, (0, 0))
+        draw = ImageDraw.Draw(picture)
+        for line, name in enumerate(present):
+            x, y = image.width + 6, 4 + LINE * line
+            colour = tuple(self.palette[self.classes.index(name)].tolist())
+            draw.rectangle((x, y + 2, x + 12, y + 14), fill=colour, outline="black")
+            draw.text((x + LINE, y + 1), name, fill="black", font=font)
+        return picture
