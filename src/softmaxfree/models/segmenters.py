@@ -27,6 +27,8 @@ def upernet(channels: list[int], width: int) -> nn.Module:
 
 
 def fpn(channels: list[int], width: int) -> nn.Module:
+    if width % 64:  # its norms have 32 groups, of half the width
+        raise ValueError(f"the width of decoder fpn must be a multiple of 64, got {width}")
     return FPNDecoder(channels, _DEPTH, pyramid_channels=width, segmentation_channels=width // 2)
 
 
