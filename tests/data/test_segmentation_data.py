@@ -86,6 +86,15 @@ def test_small_images_are_padded() -> None:
     assert (tiny.flatten(1)[:, 1:] == torch.tensor([124, 116, 104])[:, None]).all()
 
 
+def test_scales_are_relative_to_a_size_where_one_is_given() -> None:
+    image, labels = smooth(67, 91)
+    asked = {"scale": (1.0, 1.0), "train_size": 134}
+    for one, other in zip(
+        augmented(image, labels, **asked), augmented(image, labels, scale=(2.0, 2.0))
+    ):
+        assert torch.equal(one, other)
+
+
 def test_scales_are_drawn_from_their_range() -> None:
     """Columns have the values 0 to 199: how fast they change tells the scale."""
     labels = torch.arange(200, dtype=torch.uint8).repeat(200, 1)

@@ -4,8 +4,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
+from PIL import Image
 
 from softmaxfree.data.sources import Digits, Source, open_source
 from softmaxfree.training.command import TrainingCLI, run
@@ -13,14 +15,20 @@ from softmaxfree.training.command import TrainingCLI, run
 RECIPES = Path(__file__).parents[2] / "recipes"
 WHOLE = sorted(path for path in RECIPES.rglob("*.yaml") if "seed_everything" in path.read_text())
 """The others change one of these, given after it."""
-IMAGES = [path for path in WHOLE if path.parent.name != "detection"]
+SEGMENTATION = [path for path in WHOLE if path.parent.name == "segmentation"]
 DETECTION = [path for path in WHOLE if path.parent.name == "detection"]
+IMAGES = [path for path in WHOLE if path not in DETECTION + SEGMENTATION]
 COCO = [path for path in DETECTION if "softpp" in path.stem]
 PAPER = {
     "softpp_tiny": 80.9, "softpp_small": 82.6, "softpp_medium": 83.7, "softpp_large": 84.1,
     "soft_tiny": 80.9, "soft_small": 82.5, "soft_medium": 83.2, "soft_large": 83.6,
 }  # fmt: skip
 
+PAPER_MIOU = {
+    "ade20k_softpp_small": 46.5, "ade20k_softpp_medium": 48.9, "ade20k_softpp_large": 49.2,
+    "cityscapes_softpp_small": 81.2, "cityscapes_softpp_medium": 82.0,
+    "cityscapes_softpp_large": 82.6,
+}  # fmt: skip
 PAPER_AP = {
     "retinanet_softpp_tiny": "41.9 AP (62.7 AP50, 44.7 AP75)",
     "retinanet_softpp_small": "43.7 AP (64.9 AP50, 46.8 AP75)",
@@ -83,6 +91,45 @@ def test_one_step_and_one_evaluation_of_every_recipe_of_detection(
     assert "one step of training and validation went through" in capsys.readouterr().out
 
 
+@pytest.fixture(scope="session")
+def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data sets of label maps by the recipes' names, of two images for each split."""
+    root = tmp_path_factory.mktemp("labelled")
+    rng = np.random.default_rng(0)
+
+    def write(image: str, label: str, classes: int) -> None:
+        for name, shape, highest in ((image, (96, 128, 3), 256), (label, (96, 128), classes)):
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(rng.integers(0, highest, shape, dtype=np.uint8)).save(root / name)
+
+    for number in range(2):
+        for split in ("training", "validation"):
+            name = f"{split}/{number}"
+            write(f"ade20k/images/{name}.jpg", f"ade20k/annotations/{name}.png", 151)
+        for split in ("train", "val"):
+            name = f"{split}/city/city_{number:06}_000019"
+            write(f"cityscapes/leftImg8bit/{name}_leftImg8bit.png",
+                  f"cityscapes/gtFine/{name}_gtFine_labelIds.png", 34)  # fmt: skip
+            write(f"camvid/{split}/{number}.png", f"camvid/{split}annot/{number}.png", 12)
+    return root
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", SEGMENTATION, ids=lambda path: path.stem)
+def test_one_step_and_one_evaluation_of_every_recipe_of_segmentation(
+    recipe: Path, labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """At reduced size."""
+    monkeypatch.setenv("SOFTMAXFREE_DATA", str(labelled))
+    monkeypatch.chdir(tmp_path)
+    small = ["--data.crop=64", "--model.width=64", "--data.train_size=96", "--data.eval_size=96"]
+    if recipe.stem.startswith("cityscapes"):
+        small += ["--model.window=64", "--model.step=48"]
+    run("fit", ["--config", str(recipe), *HERE, *small, "--out", "run"])
+    assert "one step of training and validation went through" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("recipe", WHOLE, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_every_recipe_says_command_hardware_duration_and_score(recipe: Path) -> None:
     lines = [line for line in recipe.read_text().splitlines() if line.startswith("#")]
@@ -92,8 +139,10 @@ def test_every_recipe_says_command_hardware_duration_and_score(recipe: Path) -> 
     assert max(len(line) for line in recipe.read_text().splitlines()) <= 100
     if recipe.stem in PAPER and recipe.parent.name == "imagenet":
         assert f"{PAPER[recipe.stem]} % top-1 in the paper" in header
-    if recipe.parent.name in ("imagenet", "detection"):
+    if recipe.parent.name in ("imagenet", "detection", "segmentation"):
         assert f"recipes/{recipe.parent.name}/{recipe.name}" in header
+    if recipe.stem in PAPER_MIOU:
+        assert f"{PAPER_MIOU[recipe.stem]} mIoU in the paper" in header
     if recipe in COCO:
         assert f"{PAPER_AP[recipe.stem]} in the paper" in header
 
@@ -123,6 +172,21 @@ def test_detection_recipes_differ_only_in_detector_and_backbone() -> None:
         for name in ("detector", "backbone", "drop_path"):
             arguments.pop(name)
         assert recipe == recipes[0]
+
+
+def test_segmentation_recipes_are_the_papers() -> None:
+    for path in SEGMENTATION:
+        if path.stem not in PAPER_MIOU:
+            continue
+        recipe = yaml.safe_load(path.read_text())
+        steps, crop = (160_000, 512) if path.stem.startswith("ade20k") else (40_000, 768)
+        arguments = recipe["model"]["init_args"]
+        assert recipe["trainer"]["max_steps"] == steps
+        assert recipe["data"]["init_args"]["crop"] == crop
+        assert recipe["data"]["init_args"]["batch_size"] == 16
+        assert {name: arguments[name] for name in ("optimizer", "lr", "schedule")} == {
+            "optimizer": "adamw", "lr": 6e-4, "schedule": "poly"
+        }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,8 @@ class SegmentationData(Data):
         num_workers: Processes that load images, for each process that trains.
         crop: Side of training crops, or their height and width.
         scale: Range of the factor by which training images are scaled before that.
+        train_size: Shorter side of training images that the factor is relative to; their own if
+            not given.
         flip: Probability of a horizontal flip.
         photometric: Distort brightness, contrast, saturation and hue at random.
         cat_max_ratio: A crop in which one class has more than this part of the pixels that count
@@ -82,6 +84,7 @@ class SegmentationData(Data):
         num_workers: int = 2,
         crop: int | tuple[int, int] = 512,
         scale: tuple[float, float] = (0.5, 2.0),
+        train_size: int | None = None,
         flip: float = 0.5,
         photometric: bool = True,
         cat_max_ratio: float = 0.75,
@@ -103,7 +106,7 @@ class SegmentationData(Data):
         }
         self.options = {key: value for key, value in options.items() if value is not None}
         size = (crop, crop) if isinstance(crop, int) else crop
-        self.augment = Augmentation(size, scale, flip, photometric, cat_max_ratio)
+        self.augment = Augmentation(size, scale, flip, photometric, cat_max_ratio, train_size)
         self.resize = Resized(eval_size, eval_max_size)
 
     def setup(self, stage: str) -> None:
@@ -158,6 +161,7 @@ class Augmentation:
         flip: float,
         photometric: bool,
         cat_max_ratio: float,
+        train_size: int | None = None,
     ) -> None:
         if min(crop) < 1:
             raise ValueError(f"a crop of {crop[0]} x {crop[1]} has no pixels: give --data.crop 512")
@@ -171,11 +175,13 @@ class Augmentation:
                 raise ValueError(f"--data.{name} is {part}: give a number from 0 to 1")
         self.crop, self.scale, self.flip = crop, scale, flip
         self.colour = Photometric() if photometric else None
-        self.cat_max_ratio = cat_max_ratio
+        self.cat_max_ratio, self.train_size = cat_max_ratio, train_size
 
     def __call__(self, image: Image.Image, labels: Tensor) -> tuple[Tensor, Tensor]:
         low, high = self.scale
         factor = low + (high - low) * float(torch.rand(()))
+        if self.train_size is not None:
+            factor *= self.train_size / min(image.size)
         for _ in range(1 + _DRAWS):
             rows = Span.draw(self.crop[0], image.height, factor)
             columns = Span.draw(self.crop[1], image.width, factor)
