@@ -20,6 +20,7 @@ from softmaxfree.tasks.predict import run as predict
 from softmaxfree.tasks.segmentation import pixel_loss, scores_of
 from softmaxfree.tasks.windows import places, sliding_logits
 from softmaxfree.training.command import run
+from softmaxfree.training.log import read_metrics
 
 TINY: dict[str, Any] = {
     "num_classes": 11,
@@ -168,6 +169,21 @@ def test_a_run_is_trained_scored_and_used(
     assert overlay.width > image.width  # the legend is beside it
     with pytest.raises(ValueError, match="finds classes of pixels, for which there is no --top"):
         predict([Path("run/example.png")], Path("run/last.ckpt"), top=3)
+
+
+def test_a_run_may_be_as_long_as_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the recipes of ADE20K and Cityscapes: validation is by steps, over epochs."""
+    monkeypatch.chdir(tmp_path)
+    steps = ["--trainer.max_epochs=-1", "--trainer.max_steps=5", "--trainer.val_check_interval=2",
+             "--trainer.check_val_every_n_epoch=null", "--trainer.limit_train_batches=3",
+             "--model.schedule=poly", "--model.min_lr=0", "--trainer.limit_val_batches=1",
+             "--trainer.num_sanity_val_steps=0"]  # fmt: skip
+    run("fit", ["--config", str(configuration(tmp_path)), "--out", "run", *steps])
+    end = torch.load("run/last.ckpt", weights_only=True)
+    assert end["global_step"] == 5
+    metrics = read_metrics(Path("run/metrics.jsonl"))
+    assert [step for step, _ in metrics["val/mIoU"]] == [1, 3, 5]  # every second, and at the end
+    assert end["optimizer_states"][0]["param_groups"][0]["lr"] == pytest.approx(0, abs=1e-9)
 
 
 def test_validation_scores_what_the_model_finds(

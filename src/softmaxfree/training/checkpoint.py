@@ -33,9 +33,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 class RunCheckpoint(Checkpoint):
     """Writes last.ckpt and best.ckpt, and saves before a signal ends the run.
 
-    last.ckpt holds the whole state: every `save_every` steps, at the end of every epoch, and on
-    SIGINT, SIGTERM and SIGUSR1. best.ckpt is the one of the highest score in validation. Both
-    have the averaged weights, if there are any, as their state_dict.
+    last.ckpt holds the whole state: every `save_every` steps, at the end of every epoch and of the
+    run, and on SIGINT, SIGTERM and SIGUSR1. best.ckpt is the one of the highest score in
+    validation. Both have the averaged weights, if there are any, as their state_dict.
 
     Lightning calls checkpoint callbacks after all others, so that averaged weights are up to date.
 
@@ -95,7 +95,8 @@ class RunCheckpoint(Checkpoint):
             return
         self.step = trainer.global_step
         self._stop_if_asked(trainer, before=lambda: self.save(trainer, self.last))
-        if self.step % self.save_every == 0 or trainer.is_last_batch:
+        ends = self.step == trainer.max_steps or trainer.should_stop  # within an epoch
+        if self.step % self.save_every == 0 or trainer.is_last_batch or ends:
             self.save(trainer, self.last)
 
     def on_validation_batch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
