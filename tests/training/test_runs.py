@@ -11,6 +11,7 @@ import yaml
 from jsonargparse import Namespace
 from PIL import Image
 
+from softmaxfree.bench.runs import run as put_side_by_side
 from softmaxfree.tasks.predict import Classifier, read_run_checkpoint
 from softmaxfree.tasks.predict import run as predict
 from softmaxfree.training.command import folder_of_run, run
@@ -306,3 +307,28 @@ def test_a_log_torn_by_a_kill_is_read_and_gone_on_with(tmp_path: Path) -> None:
     logger.path.write_text(whole + whole[:9])
     logger.log_metrics({"loss": 1.5}, step=1)
     assert read_metrics(logger.path) == {"loss": [(0, 3.0), (1, 1.5)]}
+
+
+def test_finished_runs_are_put_side_by_side(
+    fit: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [fit(out="one"), fit("--model.attention=linformer", "--seed_everything=7", out="two")]
+    capsys.readouterr()
+    put_side_by_side(folders, tmp_path / "table")
+    printed = capsys.readouterr().out
+    content = json.loads((tmp_path / "table.json").read_text())
+    told = [json.loads((folder / "run.json").read_text()) for folder in folders]
+    for row, run_told, attention, seed in zip(
+        content["rows"], told, ("softpp", "linformer"), (3, 7)
+    ):
+        assert (row["attention"], row["seed"], row["threads"]) == (
+            attention, seed, run_told["threads"]
+        )  # fmt: skip
+        assert row["minutes"] == pytest.approx(run_told["seconds"] / 60)
+        assert row["scores"] == run_told["scores"]
+        assert row["commit"] == run_told["commit"]
+        assert f"{row['scores']['accuracy']['16']:.3f}" in printed
+    assert "two" in (tmp_path / "table.md").read_text()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="empty holds no finished run"):
+        put_side_by_side([tmp_path / "empty"], None)
