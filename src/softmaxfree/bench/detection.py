@@ -1,8 +1,5 @@
 """`softmaxfree bench detection`: detectors on one large image, and their sizes in the paper."""
 
-import math
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -11,19 +8,18 @@ from typing import Any
 import timm
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from ..environment import command_line
-from ..models.cost import cost_of
+from ..models.cost import Cost, cost_of
 from ..models.detectors import build_detector
 from .family import PAPER as BACKBONES
-from .measure import in_fresh_process, largest_memory, time_interleaved
+from .image import SWIN, Entry, measure, parameters_of
+from .image import report as report_rows
 from .results import provenance, result, table, write
 
 SIZE = (800, 1333)
 CLASSES = 80
 REPEATS = 2
-SWIN = "Swin-T"
 
 
 @dataclass(frozen=True)
@@ -93,44 +89,23 @@ the paper's within rounding, and the others within 1.3 M."""
 
 def run(threads: int, out: Path) -> dict[str, Any]:
     """Measures all contestants in turns; writes JSON, CSV and Markdown; prints the tables."""
-    torch.set_num_threads(threads)
-    rows: list[dict[str, Any]] = []
-    calls: dict[str, Callable[[], object]] = {}
-    with ThreadPoolExecutor(1) as pool:
-        for contestant in tqdm(CONTESTANTS, desc="bench detection", unit="detector", leave=False):
-            # Memory beside the counting, as neither is timed.
-            memory = pool.submit(in_fresh_process, memory_of_one, contestant, SIZE, threads)
-            model = contestant.build(SIZE)
-            found = cost_of(model, [image(SIZE)])
-            row: dict[str, Any] = {
-                **asdict(contestant),
-                "size": list(SIZE),
-                "parameters": found.parameters,
-                "multiply_adds": found.multiply_adds,
-                "inverse_multiply_adds": found.inverse,
-            }
-            rows.append(row)
-            measured = memory.result()
-            if measured is None:
-                row["note"] = "out of memory"
-                continue
-            row["inference_bytes"], row["objects"] = measured
-            calls[_key(row)] = partial(detect, model, image(SIZE))
-    timings = time_interleaved(calls, REPEATS, seconds=math.inf)
-    for row in rows:
-        if _key(row) in timings:
-            row["inference_s"] = timings[_key(row)].best
-            row["inference_median_s"] = timings[_key(row)].median
+    entries = [
+        Entry(
+            {**asdict(contestant), "size": list(SIZE)},
+            build=partial(contestant.build, SIZE),
+            image=partial(image, SIZE),
+            infer=_objects,
+            cost=_cost,
+        )
+        for contestant in CONTESTANTS
+    ]
+    rows = measure(entries, "detection", threads, REPEATS)
     content = result(command_line(), rows, parameters=sizes())
     stem = out / "detection"
     write(stem, content, markdown(content))
     print(f"{report(content)}\n\n{report_sizes(content)}")
     print(f"\nwritten: {stem}.json, .csv and .md")
     return content
-
-
-def _key(row: dict[str, Any]) -> str:
-    return f"{row['detector']} {row['title']}"
 
 
 def image(size: tuple[int, int]) -> Tensor:
@@ -145,11 +120,12 @@ def detect(model: nn.Module, picture: Tensor) -> int:
     return len(found["boxes"])
 
 
-def memory_of_one(contestant: Contestant, size: tuple[int, int], threads: int) -> tuple[int, int]:
-    """In a process of its own: the most bytes that it ever takes, and the objects found."""
-    torch.set_num_threads(threads)
-    objects = detect(contestant.build(size), image(size))
-    return largest_memory(), objects
+def _objects(model: nn.Module, picture: Tensor) -> dict[str, Any]:
+    return {"objects": detect(model, picture)}
+
+
+def _cost(model: nn.Module, picture: Tensor) -> Cost:
+    return cost_of(model, [picture])
 
 
 def sizes() -> list[dict[str, Any]]:
@@ -164,41 +140,18 @@ def sizes() -> list[dict[str, Any]]:
                     {
                         "detector": detector,
                         "backbone": backbone,
-                        "parameters": _parameters(model),
+                        "parameters": parameters_of(model),
                         "paper_m": paper,
-                        "body": _parameters(model.backbone.body),  # type: ignore[union-attr,arg-type]
-                        "classification": _parameters(timm.create_model(backbone)),
+                        "body": parameters_of(model.backbone.body),  # type: ignore[union-attr,arg-type]
+                        "classification": parameters_of(timm.create_model(backbone)),
                         "paper_classification_m": BACKBONES[size][0],
                     }
                 )
     return rows
 
 
-def _parameters(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
 def report(content: dict[str, Any], markdown: bool = False) -> str:
-    header = ["detector", "backbone", "M params", "G m-adds", "inverse", "s", "/ Swin-T", "MB"]
-    swin = {
-        row["detector"]: row.get("inference_s") for row in content["rows"] if row["title"] == SWIN
-    }
-    lines = []
-    for row in content["rows"]:
-        seconds, peer = row.get("inference_s"), swin.get(row["detector"])
-        lines.append(
-            [
-                DETECTORS[row["detector"]],
-                row["title"],
-                f"{row['parameters'] / 1e6:.1f}",
-                f"{row['multiply_adds'] / 1e9:.1f}",
-                f"{row['inverse_multiply_adds'] / 1e9:.1f}",
-                f"{seconds:.2f}" if seconds else row["note"],
-                f"{seconds / peer:.2f}" if seconds and peer else "",
-                f"{row['inference_bytes'] / 1e6:.0f}" if seconds else "",
-            ]
-        )
-    return table(header, lines, 2, markdown)
+    return report_rows(content["rows"], "detector", DETECTORS, markdown)
 
 
 def report_sizes(content: dict[str, Any], markdown: bool = False) -> str:
