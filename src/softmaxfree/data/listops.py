@@ -1,0 +1,152 @@
+"""ListOps: nested lists of digits to be evaluated, as in the Long Range Arena."""
+
+import random
+from collections.abc import Callable
+
+from .counters import hash_counters
+
+WORDS = (*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")
+"""Of expressions; the parentheses in files tell nothing that the brackets do not."""
+
+HEADER = "Source\tTarget"
+"""The first line of the benchmark's files."""
+
+SPLITS = ("train", "val", "test")
+
+_OPERATOR = 0.25
+"""Probability of an operator in place of a digit; the benchmark calls it VALUE_P."""
+
+_DRAWS = 20_000
+"""Expressions drawn until the length of one fits; in the benchmark's bounds one in 12 does."""
+
+
+def _median(values: list[int]) -> int:
+    """Rounded down."""
+    ordered, count = sorted(values), len(values)
+    return (ordered[(count - 1) // 2] + ordered[count // 2]) // 2
+
+
+_OPERATORS: dict[str, Callable[[list[int]], int]] = {
+    "[MIN": min,
+    "[MAX": max,
+    "[MED": _median,
+    "[SM": lambda values: sum(values) % 10,
+}
+_NAMES = tuple(_OPERATORS)
+_TOKENS = {word: number for number, word in enumerate(WORDS, start=1)}
+
+
+def encode(expression: str) -> list[int]:
+    """Tokens 1 to 15 of an expression, in the order of WORDS; 0 is left for padding."""
+    return [_TOKENS[word] for word in _split(expression)]
+
+
+def evaluate(expression: str) -> int:
+    """Value of an expression such as [MIN 2 9 [MAX 4 7 ] 0 ], with or without parentheses.
+
+    MED is the median, rounded down, and SM the sum modulo 10.
+    """
+    opened: list[tuple[str, list[int]]] = []
+    values: list[int] = []  # of the innermost list
+    for word in _split(expression):
+        if word in _OPERATORS:
+            opened.append((word, values))
+            values = []
+        elif word != "]":
+            values.append(int(word))
+        elif opened and values:
+            operator, outer = opened.pop()
+            outer.append(_OPERATORS[operator](values))
+            values = outer
+        else:
+            what = "an empty list" if opened else "a list that was not opened"
+            raise ValueError(f"{_shown(expression)} closes {what}: write lists as [MIN 2 9 ]")
+    if opened or len(values) != 1:
+        what = f"leaves {len(opened)} lists open" if opened else f"has {len(values)} values"
+        raise ValueError(f"{_shown(expression)} {what}: give one digit or one closed list")
+    return values[0]
+
+
+def generate(
+    seed: int,
+    split: str,
+    index: int,
+    min_length: int = 500,
+    max_length: int = 2000,
+    max_depth: int = 10,
+    max_args: int = 10,
+) -> tuple[str, int]:
+    """An expression and its value, a function of (seed, split, index).
+
+    Drawn as in the benchmark: a place holds an operator with probability 1/4, at the last depth
+    never, else a digit; an operator has 2 to max_args arguments; all choices are uniform. What
+    is too short or too long is drawn again. The benchmark also leaves out what was drawn before,
+    which a sample made alone cannot know of; at its lengths none is to be expected twice.
+
+    Args:
+        seed: Of the data set.
+        split: "train", "val" or "test".
+        index: Of the expression in its split.
+        min_length: Words that are too few, without parentheses.
+        max_length: Words that are too many.
+        max_depth: Of digits in the innermost list, where a digit alone has depth 1.
+        max_args: Arguments of an operator at most.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"ListOps has no split {split!r}: take one of {', '.join(SPLITS)}")
+    if max_args < 2:
+        raise ValueError(f"operators have 2 arguments or more, but max_args is {max_args}")
+    rng = random.Random(hash_counters(seed, SPLITS.index(split), index))
+    for _ in range(_DRAWS):
+        words = _draw(rng, max_length, max_depth, max_args)
+        if min_length < len(words) < max_length:
+            expression = " ".join(words)
+            return expression, evaluate(expression)
+    raise ValueError(
+        f"no expression of more than {min_length} and fewer than {max_length} words was found in "
+        f"{_DRAWS} draws of at most {max_depth} levels and {max_args} arguments: widen the bounds"
+    )
+
+
+def read_row(row: str) -> tuple[str, int]:
+    """The expression and its value in a line of the benchmark's files."""
+    expression, tab, value = row.rstrip("\r\n").partition("\t")
+    if not tab or value not in WORDS[:10]:
+        raise ValueError(
+            f"the line {_shown(row)} is not an expression, a tab and a digit: check the file"
+        )
+    return expression, int(value)
+
+
+def _draw(rng: random.Random, max_length: int, max_depth: int, max_args: int) -> list[str]:
+    """Words of an expression, given up where they are max_length or more."""
+    words: list[str] = []
+    missing: list[int] = []  # arguments of the open lists, from the outermost
+    while len(words) < max_length:
+        if len(missing) + 1 < max_depth and rng.random() <= _OPERATOR:
+            words.append(_NAMES[int(4 * rng.random())])
+            missing.append(2 + int((max_args - 1) * rng.random()))
+            continue
+        words.append(WORDS[int(10 * rng.random())])
+        while missing and missing[-1] == 1:
+            missing.pop()
+            words.append("]")
+        if not missing:
+            break
+        missing[-1] -= 1
+    return words
+
+
+def _split(expression: str) -> list[str]:
+    words = [word for word in expression.split() if word not in ("(", ")")]
+    if unknown := next((word for word in words if word not in _TOKENS), None):
+        raise ValueError(
+            f"{_shown(expression)} has the word {unknown!r}: those of ListOps are "
+            f"{' '.join(WORDS)} and parentheses, with spaces between them"
+        )
+    return words
+
+
+def _shown(text: str) -> str:
+    """Quoted, and not too long for a message."""
+    return repr(text if len(text) <= 60 else f"{text[:57]}...")
