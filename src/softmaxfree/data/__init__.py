@@ -3,5 +3,6 @@
 from .detection import DetectionData
 from .images import ImageData
 from .segmentation import SegmentationData
+from .sequence_data import SequenceData
 
-__all__ = ["DetectionData", "ImageData", "SegmentationData"]
+__all__ = ["DetectionData", "ImageData", "SegmentationData", "SequenceData"]
