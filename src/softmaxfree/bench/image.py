@@ -49,7 +49,8 @@ def measure(
     with ThreadPoolExecutor(1) as pool:
         for entry in tqdm(entries, desc=f"bench {name}", unit="model", leave=False):
             # Memory beside the counting, as neither is timed.
-            memory = pool.submit(in_fresh_process, memory_of_one, entry, threads)
+            module = entry.infer.__module__
+            memory = pool.submit(in_fresh_process, memory_of_one, entry, threads, module=module)
             model, image = entry.build(), entry.image()
             found = entry.cost(model, image)
             row = {

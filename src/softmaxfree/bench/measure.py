@@ -144,13 +144,16 @@ def memory_limit() -> int:
     return sysconf("SC_PAGE_SIZE") * sysconf("SC_PHYS_PAGES") // 2
 
 
-def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
+def in_fresh_process(
+    function: Callable[..., Any], *arguments: Any, module: str | None = None
+) -> Any:
     """What a function of a module returns in a process of its own; None if memory ran out.
 
-    The process is forked from one that has imported this package and done nothing else.
+    The process is forked from one that has imported a module, the function's own if none is given,
+    and done nothing else.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([function.__module__])
+    context.set_forkserver_preload([module or function.__module__])
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_answer, args=(sender, function, arguments))
     process.start()
