@@ -9,9 +9,8 @@ from torch import Tensor
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from .loader import ResumableLoader
-from .module import Data
-from .samples import Sample, Samples, numbers_and_broken
+from .module import SplitData
+from .samples import Sample, numbers_and_broken
 from .scenes import Objects, Scenes, open_scenes
 from .sources import Source
 
@@ -27,8 +26,20 @@ class SceneBatch(NamedTuple):
     """(B), numbers of the images in their data set."""
     broken: tuple[tuple[str, str], ...]
 
+    @property
+    def incomplete(self) -> bool:
+        return None in self.targets
 
-class DetectionData(Data):
+
+def collate_scenes(samples: list[Sample]) -> SceneBatch:
+    return SceneBatch(
+        [sample.image for sample in samples],
+        [sample.target for sample in samples],
+        *numbers_and_broken(samples),
+    )
+
+
+class DetectionData(SplitData):
     """Images with boxes, classes and masks of objects.
 
     In training images are resized and flipped at random, and those without objects are left out;
@@ -54,6 +65,9 @@ class DetectionData(Data):
         seed: Order and augmentation are functions of (seed, epoch, image).
     """
 
+    nothing = torch.zeros(3, 1, 1, dtype=torch.uint8), None
+    collate = staticmethod(collate_scenes)
+
     def __init__(
         self,
         name: str = "digit_scenes",
@@ -72,48 +86,27 @@ class DetectionData(Data):
         color_jitter: float = 0.0,
         seed: int = 0,
     ) -> None:
-        super().__init__(batch_size, eval_batch_size, num_workers, seed)
+        splits = {"train": train_split, "val": val_split, "test": test_split or val_split}
+        super().__init__(splits, batch_size, eval_batch_size, num_workers, seed)
         self.dataset, self.root, self.given_classes = name, root, classes
-        self.splits = {"train": train_split, "val": val_split, "test": test_split or val_split}
         self.augment = Augmentation(sizes or [800], max_size, flip, vertical_flip, color_jitter)
 
-    def setup(self, stage: str) -> None:
-        parts = {"fit": ["train", "val"], "validate": ["val"], "test": ["test"]}.get(stage, [])
+    def open(self, part: str) -> Source:
         module = self.trainer.lightning_module if self.trainer else None
         masks = getattr(module, "learns_masks", True)
-        for part in parts:
-            if part in self.sources:
-                continue
-            split = self.splits[part]
-            scenes = open_scenes(self.dataset, self.root, split, self.given_classes, masks)
-            if module is not None and masks and not scenes.has_masks:
-                raise ValueError(
-                    f"the detector learns masks, and {self.dataset} has none: "
-                    "give --model.detector retinanet"
-                )
-            for what, why in scenes.skipped.items():
-                _log.warning("skipped %s: %s", what, why)
-            self.sources[part] = WithObjects(scenes) if part == "train" else scenes
-        self.check_classes()
+        split = self.splits[part]
+        scenes = open_scenes(self.dataset, self.root, split, self.given_classes, masks)
+        if module is not None and masks and not scenes.has_masks:
+            raise ValueError(
+                f"the detector learns masks, and {self.dataset} has none: "
+                "give --model.detector retinanet"
+            )
+        for what, why in scenes.skipped.items():
+            _log.warning("skipped %s: %s", what, why)
+        return WithObjects(scenes) if part == "train" else scenes
 
-    def train_dataloader(self) -> ResumableLoader:
-        dataset = self._dataset(self.sources["train"], training=True)
-        return self.training_loader(dataset, collate=collate_scenes, check=_check)
-
-    def val_dataloader(self) -> ResumableLoader:
-        return self._evaluation("val")
-
-    def test_dataloader(self) -> ResumableLoader:
-        return self._evaluation("test")
-
-    def _evaluation(self, part: str) -> ResumableLoader:
-        dataset = self._dataset(self.sources[part], training=False)
-        return self.evaluation_loader(dataset, collate=collate_scenes, check=_check)
-
-    def _dataset(self, source: Source, training: bool) -> Samples:
-        prepare = self.augment if training else as_it_is
-        nothing = torch.zeros(3, 1, 1, dtype=torch.uint8), None
-        return Samples(source, prepare, nothing, self.seed, training)
+    def prepare(self, training: bool) -> Any:
+        return self.augment if training else as_it_is
 
 
 class WithObjects(Source):
@@ -179,15 +172,3 @@ def _of_objects(inputs: Any) -> tuple[Tensor, ...]:
 def as_it_is(image: Image.Image, objects: Objects) -> tuple[Tensor, dict[str, Tensor]]:
     """An image to be scored; its objects are in the ground truth."""
     return tv_tensors.Image(image).as_subclass(Tensor), {}
-
-
-def collate_scenes(samples: list[Sample]) -> SceneBatch:
-    return SceneBatch(
-        [sample.image for sample in samples],
-        [sample.target for sample in samples],
-        *numbers_and_broken(samples),
-    )
-
-
-def _check(batch: SceneBatch, loader: ResumableLoader) -> None:
-    loader.refuse_missing(None in batch.targets)

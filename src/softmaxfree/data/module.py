@@ -1,5 +1,6 @@
 """What all data modules share: shares of a batch, loaders that resume, names for messages."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -7,6 +8,7 @@ from lightning.pytorch import LightningDataModule
 from torch.utils.data import Dataset
 
 from .loader import ResumableLoader, ShardedSampler, prepare_worker
+from .samples import Sample, Samples
 from .sources import Source
 
 
@@ -142,6 +144,61 @@ class Data(LightningDataModule):
             persistent_workers=self.num_workers > 0 and sampler is not None,
             pin_memory=trainer.strategy.root_device.type == "cuda",
         )
+
+
+class SplitData(Data):
+    """Data of which every part is one source, prepared in one way for training and one for scores.
+
+    Args:
+        splits: What the data set calls its parts train, val and test.
+        others: Those of Data.
+    """
+
+    nothing: tuple[Any, Any]
+    """In place of a sample that is not there."""
+    collate: Callable[[list[Sample]], Any]
+    """Samples as a batch; no method, as workers get it without the module."""
+
+    def __init__(self, splits: dict[str, str], *others: Any) -> None:
+        super().__init__(*others)
+        self.splits = splits
+
+    @abstractmethod
+    def open(self, part: str) -> Source:
+        """The source of a part."""
+
+    @abstractmethod
+    def prepare(self, training: bool) -> Callable[[Any, Any], tuple[Any, Any]]:
+        """What makes an input and its target ready for the model."""
+
+    def setup(self, stage: str) -> None:
+        parts = {"fit": ["train", "val"], "validate": ["val"], "test": ["test"]}.get(stage, [])
+        for part in parts:
+            if part not in self.sources:
+                self.sources[part] = self.open(part)
+        self.check_classes()
+
+    def train_dataloader(self) -> ResumableLoader:
+        dataset = self._samples("train", training=True)
+        return self.training_loader(dataset, collate=self.collate, check=_check)
+
+    def val_dataloader(self) -> ResumableLoader:
+        return self._evaluation("val")
+
+    def test_dataloader(self) -> ResumableLoader:
+        return self._evaluation("test")
+
+    def _evaluation(self, part: str) -> ResumableLoader:
+        dataset = self._samples(part, training=False)
+        return self.evaluation_loader(dataset, collate=self.collate, check=_check)
+
+    def _samples(self, part: str, training: bool) -> Samples:
+        prepare = self.prepare(training)
+        return Samples(self.sources[part], prepare, self.nothing, self.seed, training)
+
+
+def _check(batch: Any, loader: ResumableLoader) -> None:
+    loader.refuse_missing(batch.incomplete)
 
 
 def _first_difference(classes: list[str], others: list[str] | None) -> str:

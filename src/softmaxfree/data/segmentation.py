@@ -9,9 +9,8 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as tv
 
 from .label_maps import IGNORE, Colour, open_label_maps
-from .loader import ResumableLoader
-from .module import Data
-from .samples import Sample, Samples, numbers_and_broken
+from .module import SplitData
+from .samples import Sample, numbers_and_broken
 from .sources import Source
 
 _PADDING = (124, 116, 104)
@@ -30,8 +29,20 @@ class SegmentationBatch(NamedTuple):
     """(B), numbers of the images in their data set."""
     broken: tuple[tuple[str, str], ...]
 
+    @property
+    def incomplete(self) -> bool:
+        return any(labels is None for labels in self.labels)
 
-class SegmentationData(Data):
+
+def collate_labelled(samples: list[Sample]) -> SegmentationBatch:
+    return SegmentationBatch(
+        [sample.image for sample in samples],
+        [sample.target for sample in samples],
+        *numbers_and_broken(samples),
+    )
+
+
+class SegmentationData(SplitData):
     """Images with a class for every pixel.
 
     In training images are scaled, cropped, flipped and coloured at random; in evaluation they are
@@ -66,6 +77,9 @@ class SegmentationData(Data):
         seed: Order and augmentation are functions of (seed, epoch, image).
     """
 
+    nothing = torch.zeros(3, 1, 1, dtype=torch.uint8), None
+    collate = staticmethod(collate_labelled)
+
     def __init__(
         self,
         name: str = "digit_scenes",
@@ -92,10 +106,10 @@ class SegmentationData(Data):
         eval_max_size: int | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(batch_size, eval_batch_size, num_workers, seed)
-        self.dataset, self.root = name, root
         test_split = val_split if test_split is None else test_split  # "" is one
-        self.splits = {"train": train_split, "val": val_split, "test": test_split}
+        splits = {"train": train_split, "val": val_split, "test": test_split}
+        super().__init__(splits, batch_size, eval_batch_size, num_workers, seed)
+        self.dataset, self.root = name, root
         options = {
             "image_folder": image_folder,
             "label_folder": label_folder,
@@ -109,38 +123,16 @@ class SegmentationData(Data):
         self.augment = Augmentation(size, scale, flip, photometric, cat_max_ratio, train_size)
         self.resize = Resized(eval_size, eval_max_size)
 
-    def setup(self, stage: str) -> None:
-        parts = {"fit": ["train", "val"], "validate": ["val"], "test": ["test"]}.get(stage, [])
-        for part in parts:
-            if part not in self.sources:
-                self.sources[part] = open_label_maps(
-                    self.dataset, self.root, self.splits[part], **self.options
-                )
-        self.check_classes()
+    def open(self, part: str) -> Source:
+        return open_label_maps(self.dataset, self.root, self.splits[part], **self.options)
+
+    def prepare(self, training: bool) -> Any:
+        return self.augment if training else self.resize
 
     @property
     def palette(self) -> list[Colour]:
         """A colour for each class."""
         return next((source.palette for source in self.sources.values()), [])
-
-    def train_dataloader(self) -> ResumableLoader:
-        dataset = self._dataset(self.sources["train"], training=True)
-        return self.training_loader(dataset, collate=collate_labelled, check=_check)
-
-    def val_dataloader(self) -> ResumableLoader:
-        return self._evaluation("val")
-
-    def test_dataloader(self) -> ResumableLoader:
-        return self._evaluation("test")
-
-    def _evaluation(self, part: str) -> ResumableLoader:
-        dataset = self._dataset(self.sources[part], training=False)
-        return self.evaluation_loader(dataset, collate=collate_labelled, check=_check)
-
-    def _dataset(self, source: Source, training: bool) -> Samples:
-        prepare = self.augment if training else self.resize
-        nothing = torch.zeros(3, 1, 1, dtype=torch.uint8), None
-        return Samples(source, prepare, nothing, self.seed, training)
 
 
 class Augmentation:
@@ -261,15 +253,3 @@ def _largest_part(labels: Tensor) -> float:
     """Of the pixels that count, the part of the most frequent class; 1 where none counts."""
     counts = torch.bincount(labels.flatten(), minlength=256)[:IGNORE]
     return float(counts.max() / counts.sum()) if counts.any() else 1.0
-
-
-def collate_labelled(samples: list[Sample]) -> SegmentationBatch:
-    return SegmentationBatch(
-        [sample.image for sample in samples],
-        [sample.target for sample in samples],
-        *numbers_and_broken(samples),
-    )
-
-
-def _check(batch: SegmentationBatch, loader: ResumableLoader) -> None:
-    loader.refuse_missing(any(labels is None for labels in batch.labels))

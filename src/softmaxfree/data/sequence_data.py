@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .loader import ResumableLoader
-from .module import Data
-from .samples import NOTHING, Sample, Samples, numbers_and_broken
-from .sequences import PAD, Sequences, find_task, open_sequences
+from .module import SplitData
+from .samples import NOTHING, Sample, numbers_and_broken
+from .sequences import PAD, find_task, open_sequences
+from .sources import Source
 
 
 class SequenceBatch(NamedTuple):
@@ -27,8 +27,12 @@ class SequenceBatch(NamedTuple):
     """(B), numbers of the samples in their data set."""
     broken: tuple[tuple[str, str], ...]
 
+    @property
+    def incomplete(self) -> bool:
+        return bool((self.targets == NOTHING).any())
 
-class SequenceData(Data):
+
+class SequenceData(SplitData):
     """The tasks of the Long Range Arena.
 
     Args:
@@ -69,10 +73,10 @@ class SequenceData(Data):
         num_workers: int = 2,
         seed: int = 0,
     ) -> None:
-        super().__init__(batch_size, eval_batch_size, num_workers, seed)
+        splits = {"train": train_split, "val": val_split, "test": test_split}
+        super().__init__(splits, batch_size, eval_batch_size, num_workers, seed)
         task = find_task(name)
         self.dataset, self.root = name, root
-        self.splits = {"train": train_split, "val": val_split, "test": test_split}
         self.counts = {"train": train_samples, "val": val_samples, "test": None}
         self.max_length = task.max_length if max_length is None else max_length
         self.vocabulary = task.vocabulary
@@ -82,34 +86,16 @@ class SequenceData(Data):
                 f"--data.pad_to {self.max_length} or more, or a smaller --data.max_length"
             )
         self.collate = partial(collate_sequences, pad_to=pad_to)
-
-    def setup(self, stage: str) -> None:
-        parts = {"fit": ["train", "val"], "validate": ["val"], "test": ["test"]}.get(stage, [])
-        for part in parts:
-            if part not in self.sources:
-                self.sources[part] = open_sequences(
-                    self.dataset, self.root, self.splits[part], self.max_length, self.counts[part]
-                )
-        self.check_classes()
-
-    def train_dataloader(self) -> ResumableLoader:
-        dataset = self._dataset(self.sources["train"], training=True)
-        return self.training_loader(dataset, collate=self.collate, check=_check)
-
-    def val_dataloader(self) -> ResumableLoader:
-        return self._evaluation("val")
-
-    def test_dataloader(self) -> ResumableLoader:
-        return self._evaluation("test")
-
-    def _evaluation(self, part: str) -> ResumableLoader:
-        dataset = self._dataset(self.sources[part], training=False)
-        return self.evaluation_loader(dataset, collate=self.collate, check=_check)
-
-    def _dataset(self, source: Sequences, training: bool) -> Samples:
         one = torch.ones(1, dtype=torch.int64)  # any token: attention needs one to look at
-        nothing: Any = (one, one) if source.pairs else one
-        return Samples(source, _as_it_is, (nothing, NOTHING), self.seed, training)
+        self.nothing = (one, one) if task.pairs else one, NOTHING
+
+    def open(self, part: str) -> Source:
+        return open_sequences(
+            self.dataset, self.root, self.splits[part], self.max_length, self.counts[part]
+        )
+
+    def prepare(self, training: bool) -> Any:
+        return _as_it_is
 
 
 def collate_sequences(samples: list[Sample], pad_to: int | None = None) -> SequenceBatch:
@@ -138,7 +124,3 @@ def _padded(sequences: Sequence[Tensor], pad_to: int | None) -> tuple[Tensor, Te
 
 def _as_it_is(tokens: Any, label: int) -> tuple[Any, int]:
     return tokens, label
-
-
-def _check(batch: SequenceBatch, loader: ResumableLoader) -> None:
-    loader.refuse_missing(bool((batch.targets == NOTHING).any()))
