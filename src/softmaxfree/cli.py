@@ -192,16 +192,8 @@ def bench_training(
     calculate(out)
 
 
-def runs(folders: list[Path], out: Path | None = None) -> None:
-    """Put finished training runs side by side: time, seed and scores of each.
-
-    Args:
-        folders: Folders of runs, as `fit` writes them: [runs/one,runs/two].
-        out: Where to write the table, without a suffix: as JSON, CSV and Markdown.
-    """
-    with needs("train"):
-        from .bench.runs import run
-    run(folders, out)
+def runs() -> None:
+    """Put finished training runs side by side: time, seed and scores of each."""
 
 
 def build() -> None:
@@ -376,7 +368,29 @@ def _predict(arguments: list[str]) -> None:
     run(given.images, given.ckpt, given.top, given.size, given.json, given.threshold, given.out)
 
 
-PARSERS = {"fit": _train, "validate": _train, "test": _train, "predict": _predict}
+def _runs(arguments: list[str]) -> None:
+    parser = ArgumentParser(prog="softmaxfree runs", description=runs.__doc__)
+    parser.add_argument(
+        "folders", nargs="+", type=Path, help="Folders of runs, as fit writes them."
+    )
+    parser.add_argument(
+        "--out",
+        type=Path | None,
+        help="Where to write the table, without a suffix: as JSON, CSV and Markdown.",
+    )
+    given = parser.parse_args(arguments[1:])
+    with needs("train"):
+        from .bench.runs import run
+    run(given.folders, given.out)
+
+
+PARSERS = {
+    "fit": _train,
+    "validate": _train,
+    "test": _train,
+    "predict": _predict,
+    "runs": _runs,
+}
 """Commands that read their arguments themselves."""
 
 
