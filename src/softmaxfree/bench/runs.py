@@ -59,14 +59,12 @@ def report(rows: list[dict[str, Any]], markdown: bool = False) -> str:
             row["backbone"],
             row["attention"],
             str(row["seed"]),
-            str(row["epochs"]),
-            str(row["threads"]),
             f"{row['minutes']:.1f}",
             *(_number(row["scores"].get(name)) for name in scores),
         ]
         for row in rows
     ]
-    header = ["run", "backbone", "attention", "seed", "epochs", "threads", "minutes", *scores]
+    header = ["run", "backbone", "attention", "seed", "minutes", *scores]
     return table(header, lines, 3, markdown)
 
 
@@ -79,7 +77,7 @@ def _number(value: Any) -> str:
 def commands(content: dict[str, Any]) -> str:
     """What each run was told, on what, and of which commit."""
     return "\n".join(
-        f"- {row['run']}: `{row['command']}` on {row['hardware']['cpu']}, "
+        f"- {row['run']}: `{row['command']}` on {row['hardware']['cpu']}, {row['threads']} threads, "
         f"torch {row['versions']['torch']}, commit {(row['commit'] or 'none')[:9]}."
         for row in content["rows"]
     )

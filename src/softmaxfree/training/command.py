@@ -29,7 +29,7 @@ from ..tasks.predict import read_run_checkpoint
 from .allocator import keep_freed_memory
 from .checkpoint import AtomicCheckpointIO, RunCheckpoint, Stopped
 from .log import LineLogger, Pace
-from .report import describe_run, draw_curves, example_image
+from .report import describe_run, draw_curves, example_image, origin
 from .restart import join_after_restart, restarts
 
 DESCRIPTIONS = {
@@ -180,9 +180,10 @@ class TrainingCLI(LightningCLI):
         if trainer_config.logger in (None, True):
             ours["logger"] = LineLogger(self.folder)
         trainer = super().instantiate_trainer(**ours)
+        self.origin = origin()  # now: the working copy may change while the run goes on
         if trainer.is_global_zero:
             write_atomically(self.folder / "config.yaml", text)
-            describe_run(self.folder)
+            describe_run(self.folder, **self.origin)
         return trainer
 
     def before_fit(self) -> None:
@@ -214,6 +215,7 @@ class TrainingCLI(LightningCLI):
         broken = len(data.training.broken) if data.training else 0
         describe_run(
             self.folder,
+            **self.origin,
             seconds=seconds,
             threads=torch.get_num_threads(),
             data_wait=waiting,

@@ -11,16 +11,19 @@ from ..files import write_atomically
 from .log import read_metrics
 
 
-def describe_run(folder: Path, **more: Any) -> None:
-    """Writes run.json: command, commit, hardware and versions, and what else is known."""
-    content = {
+def origin() -> dict[str, Any]:
+    """Command, commit, hardware and versions of a run that begins."""
+    return {
         "command": command_line(),
         "commit": commit(),
         "hardware": hardware(),
         "versions": versions(),
-        **more,
     }
-    write_atomically(folder / "run.json", json.dumps(content, indent=1) + "\n")
+
+
+def describe_run(folder: Path, **known: Any) -> None:
+    """Writes run.json: what is known of a run."""
+    write_atomically(folder / "run.json", json.dumps(known, indent=1) + "\n")
 
 
 def draw_curves(folder: Path, curves: dict[str, list[str]]) -> Path:
