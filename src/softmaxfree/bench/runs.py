@@ -78,6 +78,7 @@ def commands(content: dict[str, Any]) -> str:
     """What each run was told, on what, and of which commit."""
     return "\n".join(
         f"- {row['run']}: `{row['command']}` on {row['hardware']['cpu']}, "
-        f"threads: {row['threads']}, torch {row['versions']['torch']}, commit {(row['commit'] or 'none')[:9]}."
+        f"threads: {row['threads']}, torch {row['versions']['torch']}, "
+        f"commit {(row['commit'] or 'none')[:9]}."
         for row in content["rows"]
     )
