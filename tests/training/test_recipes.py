@@ -61,6 +61,8 @@ HERE = ["--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.strategy=
         "--trainer.precision=32", "--data.batch_size=2", "--data.num_workers=0",
         "--trainer.fast_dev_run=1"]  # fmt: skip
 
+SHALLOW = "--model.options.depths=[1,1,1,1]"
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", IMAGES, ids=lambda path: f"{path.parent.name}-{path.stem}")
@@ -70,7 +72,8 @@ def test_one_step_of_every_recipe(
 ) -> None:  # fmt: skip
     monkeypatch.setenv("SOFTMAXFREE_DATA", str(data))
     monkeypatch.chdir(tmp_path)
-    run("fit", ["--config", str(recipe), *HERE, "--data.size=64", "--out", "run"])
+    deep = [SHALLOW] if recipe.stem.endswith(("_medium", "_large")) else []
+    run("fit", ["--config", str(recipe), *HERE, *deep, "--data.size=64", "--out", "run"])
     assert "one step of training and validation went through" in capsys.readouterr().out
 
 
@@ -80,13 +83,14 @@ def test_one_step_and_one_evaluation_of_every_recipe_of_detection(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """At reduced size; two images in training."""
+    """At reduced size and depth; two images in training."""
     data = {"bccd": "bccd", "digit_scenes": ""}.get(recipe.stem, "coco_tiny")
     real = Path(os.environ.get("SOFTMAXFREE_DATA", "")) / data
     if not real.is_dir():
         pytest.skip(f"{data} is not in $SOFTMAXFREE_DATA")
     monkeypatch.chdir(tmp_path)
-    small = [f"--data.root={real}", "--data.sizes=[96]", "--model.size=96", "--model.max_size=160"]
+    small = [f"--data.root={real}", "--data.sizes=[96]", "--model.size=96", "--model.max_size=160",
+             SHALLOW]  # fmt: skip
     run("fit", ["--config", str(recipe), *HERE, *small, "--out", "run"])
     assert "one step of training and validation went through" in capsys.readouterr().out
 
@@ -120,10 +124,12 @@ def test_one_step_and_one_evaluation_of_every_recipe_of_segmentation(
     recipe: Path, labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """At reduced size."""
+    """At reduced size and depth."""
     monkeypatch.setenv("SOFTMAXFREE_DATA", str(labelled))
     monkeypatch.chdir(tmp_path)
     small = ["--data.crop=64", "--model.width=64", "--data.train_size=96", "--data.eval_size=96"]
+    if "vit" not in recipe.stem:
+        small += [SHALLOW]
     if recipe.stem.startswith("cityscapes"):
         small += ["--model.window=64", "--model.step=48"]
     run("fit", ["--config", str(recipe), *HERE, *small, "--out", "run"])
