@@ -96,7 +96,8 @@ class FileScenes(Scenes):
         return "" if x2 > x1 and y2 > y1 else "its box has no area in the image"
 
     def read_masks(self, annotations: list[Record], image: Record) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} has no masks")
+        """(N, H, W); asked for only where there are masks."""
+        raise AssertionError(f"{type(self).__name__} has no masks")
 
     def load(self, index: int) -> tuple[Image.Image, Objects]:
         record = self.images[index]

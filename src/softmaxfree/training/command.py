@@ -39,8 +39,8 @@ DESCRIPTIONS = {
 }
 _EXAMPLES = """
 All that can be set is under trainer (Lightning's Trainer), model (the task) and data:
---print_config shows it with its values. --model.help Classification or Detection and --data.help
-ImageData or DetectionData explain it.
+--print_config shows it with its values. --model.help Classification, Detection or Segmentation
+and --data.help ImageData, DetectionData or SegmentationData explain it.
 
 examples:
   softmaxfree fit
