@@ -77,6 +77,22 @@ def softmaxfree(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[st
     )  # fmt: skip
 
 
+def two_processes(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The same as torchrun starts it twice."""
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m",
+              "softmaxfree"]  # fmt: skip
+    return subprocess.run(
+        [sys.executable, *launch, *map(str, words), "--trainer.devices=2",
+         "--trainer.strategy=ddp"],
+        cwd=cwd, env=environment(), capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+
+
+def scores_in(output: str) -> list[str]:
+    """The lines of validation's scores."""
+    return [line for line in output.splitlines() if line.startswith("val/")]
+
+
 def weights(path: Path, name: str = "current_model_state") -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = torch.load(path, weights_only=True)[name]
     return found

@@ -2,8 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +10,7 @@ from PIL import Image
 
 from ..data.test_scenes import CAT, write_voc
 from ..tasks.test_detection import configuration
-from .conftest import environment, equal, softmaxfree, weights
+from .conftest import equal, scores_in, softmaxfree, two_processes, weights
 from .test_kills import interrupted
 
 pytestmark = pytest.mark.slow
@@ -53,20 +51,10 @@ def test_two_processes_find_and_score_what_one_does(tmp_path: Path) -> None:
 
     score = ["validate", "--ckpt_path", "run/last.ckpt", "--model.results"]
     alone = softmaxfree(*score, "one.json", cwd=tmp_path)
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m",
-              "softmaxfree"]  # fmt: skip
-    together = subprocess.run(
-        [sys.executable, *launch, *score, "two.json", "--trainer.devices=2",
-         "--trainer.strategy=ddp"],
-        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    together = two_processes(*score, "two.json", cwd=tmp_path)
     assert together.returncode == 0, together.stderr
     found = [json.loads((tmp_path / name).read_text()) for name in ("one.json", "two.json")]
     assert {entry["image_id"] for entry in found[0]} == {1, 2, 3, 4, 5}
     one, two = (sorted(map(json.dumps, results)) for results in found)
     assert one == two
-    scores = [
-        [line for line in done.stdout.splitlines() if line.startswith("val/")]
-        for done in (alone, together)
-    ]
-    assert scores[0] == scores[1] != []
+    assert scores_in(alone.stdout) == scores_in(together.stdout) != []
