@@ -265,7 +265,7 @@ def test_what_cannot_be_read_is_named_and_replaced_or_left_out(tmp_path: Path) -
     assert scored.images[2].shape == (3, 1, 1)
     for number in range(4):
         Image.new("L", (48, 36), 7).save(tmp_path / "trainannot" / f"{number}.png")
-    with pytest.raises(ValueError, match="4 images cannot be read, among them 20 in a row"):
+    with pytest.raises(ValueError, match="4 samples cannot be read, among them 20 in a row"):
         first(data)
 
 

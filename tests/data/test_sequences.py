@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from softmaxfree.data import SequenceData
-from softmaxfree.data.listops import encode, evaluate, generate
+from softmaxfree.data.listops import WORDS, encode, evaluate, generate
 from softmaxfree.data.sequence_data import SequenceBatch
 from softmaxfree.data.sequences import PAD, Sequences, grey, open_sequences
 
@@ -143,6 +143,17 @@ def test_listops_are_generated_where_there_is_no_folder() -> None:
     assert all_of(few) == [
         (tuple(encode(e)), v) for e, v in (generate(0, "train", n) for n in range(3))
     ]
+
+
+def test_generated_listops_are_as_long_as_asked_for_and_whole() -> None:
+    source = open_sequences("listops", None, "train", max_length=200, count=50)
+    assert len(source) == 50
+    for index in range(50):
+        tokens, label = source.load(index)
+        assert isinstance(tokens, torch.Tensor)
+        assert 50 < len(tokens) < 200
+        words = [WORDS[token - 1] for token in tokens.tolist()]
+        assert evaluate(" ".join(words)) == label
 
 
 @pytest.mark.parametrize("inner", ["", "listops-1000", "lra_release/listops-1000"])
@@ -474,7 +485,7 @@ def test_what_cannot_be_read_is_named_and_replaced_or_left_out(tmp_path: Path) -
     assert scored.mask.any(1).all()  # something to look at, though it does not count
     for path in (tmp_path / "train").rglob("*.txt"):
         path.write_bytes(b"")
-    with pytest.raises(ValueError, match="6 images cannot be read, among them 20 in a row"):
+    with pytest.raises(ValueError, match="6 samples cannot be read, among them 20 in a row"):
         first(data)
 
 

@@ -246,7 +246,7 @@ def test_broken_images_are_reported_at_the_end(
     ("words", "sentence"),
     [
         (["--model.num_classes=7"], "the data has 10 classes in its train split"),
-        (["--data.batch_size=5000"], "has 1437 images, fewer than one batch of 5000"),
+        (["--data.batch_size=5000"], "has 1437 samples, fewer than one batch of 5000"),
         (["--data.batch_size=9"], "need an even number of images"),
         (["--trainer.accumulate_grad_batches=3"], "give --data.batch_size a multiple of 3"),
         (["--model.backbone=softpp_nan"], "no model 'softpp_nan'; did you mean softpp_nano"),

@@ -115,7 +115,7 @@ class ImageData(Data):
         self.check_classes()
 
     def _open(self, split: str, training: bool) -> Source | IterableImageDataset:
-        batch = self.images_per_process() if self.trainer else self.batch_size
+        batch = self.samples_per_process() if self.trainer else self.batch_size
         source = open_source(
             self.dataset,
             self.root,

@@ -20,12 +20,12 @@ class ShardedSampler(DistributedSampler[Any]):
     """(epoch, index) for one of several processes.
 
     In training the order is a function of (seed, epoch), and only whole batches count; the b-th
-    batch of all processes together is the same set of images however many they are. In
-    evaluation every image comes exactly once; padding (-1) makes the shares equal.
+    batch of all processes together is the same set of samples however many they are. In
+    evaluation every sample comes exactly once; padding (-1) makes the shares equal.
 
     Args:
-        length: Number of images.
-        whole: Images in a batch over all processes, of which only whole ones count; 0 takes all.
+        length: Number of samples.
+        whole: Samples in a batch over all processes, of which only whole ones count; 0 takes all.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class ResumableLoader(DataLoader[Any]):
         """Stops training that has come to samples with nothing in place of them."""
         if self.drop_last and missing:
             raise ValueError(
-                f"{len(self.broken)} images cannot be read, among them 20 in a row "
+                f"{len(self.broken)} samples cannot be read, among them 20 in a row "
                 f"({next(iter(self.broken), 'of no class')} is the first): check the data set"
             )
 

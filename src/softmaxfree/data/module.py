@@ -16,10 +16,10 @@ class Data(LightningDataModule):
     """Samples by number, shared out between processes, in an order that follows from counters.
 
     Args:
-        batch_size: Images a step, over all processes and all accumulated batches.
-        eval_batch_size: Images a process scores at a time; its share of batch_size if not given.
-        num_workers: Processes that load images, for each process that trains.
-        seed: Order and augmentation are functions of (seed, epoch, image).
+        batch_size: Samples a step, over all processes and all accumulated batches.
+        eval_batch_size: Samples a process scores at a time; its share of batch_size if not given.
+        num_workers: Processes that load samples, for each process that trains.
+        seed: Order and augmentation are functions of (seed, epoch, sample).
     """
 
     def __init__(
@@ -61,21 +61,21 @@ class Data(LightningDataModule):
         module = self.trainer.lightning_module if self.trainer else None
         return getattr(module, "num_classes", None)
 
-    def images_per_process(self) -> int:
-        """Images that a process takes at a time."""
+    def samples_per_process(self) -> int:
+        """Samples that a process takes at a time."""
         assert self.trainer is not None
         processes, accumulated = self.trainer.world_size, self.trainer.accumulate_grad_batches
         share, rest = divmod(self.batch_size, processes * accumulated)
         if rest or not share:
             raise ValueError(
-                f"a batch of {self.batch_size} images cannot be shared equally by {processes} "
+                f"a batch of {self.batch_size} samples cannot be shared equally by {processes} "
                 f"processes of {accumulated} accumulated batches: give --data.batch_size a "
                 f"multiple of {processes * accumulated}"
             )
         return share
 
     def describe(self, indices: Sequence[int]) -> list[str]:
-        """Files or numbers of training images, for messages."""
+        """Files or numbers of training samples, for messages."""
         source = self.sources.get("train")
         if isinstance(source, Source):
             return [source.describe(index) for index in indices]
@@ -86,18 +86,18 @@ class Data(LightningDataModule):
         length = len(self.sources["train"])
         if isinstance(self.sources["train"], Source) and length < self.batch_size:
             raise ValueError(
-                f"the training split has {length} images, fewer than one batch of "
+                f"the training split has {length} samples, fewer than one batch of "
                 f"{self.batch_size}: give a smaller --data.batch_size"
             )
-        self.training = self._loader(dataset, self.images_per_process(), True, **functions)
+        self.training = self._loader(dataset, self.samples_per_process(), True, **functions)
         if self.resumed:
             self.training.load_state_dict(self.resumed)
             self.resumed = None
         return self.training
 
     def evaluation_loader(self, dataset: Dataset[Any], **functions: Any) -> ResumableLoader:
-        """A loader that gives every image once."""
-        share = self.eval_batch_size or self.images_per_process()
+        """A loader that gives every sample once."""
+        share = self.eval_batch_size or self.samples_per_process()
         return self._loader(dataset, share, False, **functions)
 
     def state_dict(self) -> dict[str, Any]:

@@ -45,7 +45,8 @@ class SequenceData(SplitData):
             benchmark.
         test_split: The part that `test` scores.
         max_length: Tokens of a sequence, the rest is cut off; the benchmark's if not given: 2000
-            for listops, 4000 for text and retrieval, 1024 for image and pathfinder.
+            for listops, 4000 for text and retrieval, 1024 for image and pathfinder. Generated
+            listops are not cut, but made shorter than this and longer than a quarter of it.
         pad_to: Tokens that sequences are padded to, such as the benchmark's 2048 and 4096; the
             longest of the batch if not given.
         train_samples: Train on so many samples, the first of a fixed shuffle; of generated
@@ -79,7 +80,8 @@ class SequenceData(SplitData):
         self.dataset, self.root = name, root
         self.counts = {"train": train_samples, "val": val_samples, "test": None}
         self.max_length = task.max_length if max_length is None else max_length
-        self.vocabulary = task.vocabulary
+        self.longest = pad_to or self.max_length
+        self.vocabulary, self.pairs = task.vocabulary, task.pairs
         if pad_to is not None and pad_to < self.max_length:
             raise ValueError(
                 f"sequences of up to {self.max_length} tokens cannot be padded to {pad_to}: give "

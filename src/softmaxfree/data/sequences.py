@@ -93,16 +93,22 @@ class Sequences(Source):
 
 
 class Generated(Rows):
-    """Expressions of ListOps, made when they are asked for; the same ones in all runs."""
+    """Expressions of ListOps, made when they are asked for; the same ones in all runs.
 
-    def __init__(self, part: str) -> None:
-        self.part = part
+    Args:
+        longest: Length that all are shorter than, for one that is cut has no value; they are
+            longer than a quarter of it, as the benchmark's are of 500 to 2000.
+    """
+
+    def __init__(self, part: str, longest: int = 2000) -> None:
+        self.part, self.longest = part, longest
 
     def __len__(self) -> int:
         return 96_000 if self.part == "train" else 2000
 
     def read(self, number: int) -> Row:
-        expression, value = listops.generate(0, self.part, number)
+        bounds = self.longest // 4, self.longest
+        expression, value = listops.generate(0, self.part, number, *bounds)
         return (_words(expression),), value
 
     def describe(self, number: int) -> str:
@@ -228,8 +234,10 @@ def open_sequences(
         rows, numbers = task.open(root, part)
     except ValueError as error:
         raise ValueError(f"{error}; the data of {name} come from {task.origin}") from error
-    if count is not None and isinstance(rows, Generated):
-        numbers = range(count)
+    length = max_length or task.max_length
+    if isinstance(rows, Generated):
+        rows.longest = length
+        numbers = range(count or len(rows))
     elif count is not None:
         if count > len(numbers):
             raise ValueError(
@@ -237,7 +245,7 @@ def open_sequences(
                 f"{count} asked for: ask for {len(numbers)} at most"
             )
         numbers = [numbers[place] for place in _shuffled(len(numbers))[:count]]
-    source = Sequences(task, rows, numbers, max_length or task.max_length)
+    source = Sequences(task, rows, numbers, length)
     if not len(source):
         raise ValueError(f"{name} has no samples in its split {split!r}: check {root}")
     try:

@@ -16,6 +16,7 @@ class Block(nn.Module):
         mlp_ratio: Width of the hidden layer, in units of `dim`.
         act_layer: Its activation.
         drop_path: Rate of stochastic depth.
+        drop: Rate of dropout, of the hidden layer and of what is added to the residual path.
         eps: Added to the variance in the normalisations.
     """
 
@@ -26,12 +27,14 @@ class Block(nn.Module):
         mlp_ratio: float = 4.0,
         act_layer: type[nn.Module] = nn.GELU,
         drop_path: float = 0.0,
+        drop: float = 0.0,
         eps: float = 1e-5,
     ) -> None:
         super().__init__()
         self.attention = attention
         self.norm1 = nn.LayerNorm(dim, eps)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer=act_layer)
+        self.drop = nn.Dropout(drop) if drop > 0 else nn.Identity()
+        self.mlp = Mlp(dim, round(dim * mlp_ratio), act_layer=act_layer, drop=drop)
         self.norm2 = nn.LayerNorm(dim, eps)
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
@@ -41,7 +44,7 @@ class PostNormBlock(Block):
 
     def forward(self, x: Tensor, size: Size | None = None, mask: Tensor | None = None) -> Tensor:
         """(B, N, dim) -> (B, N, dim)."""
-        x = self.norm1(x + self.drop_path(self.attention(x, size, mask=mask)))
+        x = self.norm1(x + self.drop_path(self.drop(self.attention(x, size, mask=mask))))
         return self.norm2(x + self.drop_path(self.mlp(x)))
 
 
@@ -50,5 +53,5 @@ class PreNormBlock(Block):
 
     def forward(self, x: Tensor, size: Size | None = None, mask: Tensor | None = None) -> Tensor:
         """(B, N, dim) -> (B, N, dim)."""
-        x = x + self.drop_path(self.attention(self.norm1(x), size, mask=mask))
+        x = x + self.drop_path(self.drop(self.attention(self.norm1(x), size, mask=mask)))
         return x + self.drop_path(self.mlp(self.norm2(x)))

@@ -87,10 +87,10 @@ class Classification(Task):
         if stage != "fit":
             return
         data = self.images
-        if self.mix and data and data.images_per_process() % 2:
+        if self.mix and data and data.samples_per_process() % 2:
             raise ValueError(
                 f"mixup and cutmix need an even number of images in a process, and "
-                f"--data.batch_size {data.batch_size} gives {data.images_per_process()}"
+                f"--data.batch_size {data.batch_size} gives {data.samples_per_process()}"
             )
         if self.teacher_name:
             path = Path(self.teacher_checkpoint) if self.teacher_checkpoint else None

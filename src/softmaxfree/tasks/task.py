@@ -27,11 +27,13 @@ class Task(LightningModule):
         layer_decay: Factor of the learning rate from each layer to the one before it.
         optimizer_options: Further arguments of the optimiser.
         schedule: How the learning rate falls after warm-up: by half a cosine, at milestones by a
-            factor of 10 (step), or linearly (poly).
+            factor of 10 (step), or linearly: by what it would have been without warm-up (poly),
+            or from the end of warm-up on (one_cycle).
         milestones: Epochs at which it falls, for step.
         warmup_epochs: Epochs over which the learning rate rises linearly.
+        warmup_steps: The same in steps, in place of warmup_epochs.
         warmup_lr: Learning rate that it rises from.
-        min_lr: Learning rate that cosine and poly end with.
+        min_lr: Learning rate that all but step end with.
         ema: Decay of the moving average of the weights; none is kept if not given.
         init_from: A checkpoint whose weights are taken where names and shapes agree: of a run, to
             fine-tune it, or of the authors' release; in a detector, its backbone's.
@@ -56,9 +58,10 @@ class Task(LightningModule):
         weight_decay: float = 0.05,
         layer_decay: float | None = None,
         optimizer_options: dict[str, Any] | None = None,
-        schedule: Literal["cosine", "step", "poly"] = "cosine",
+        schedule: Literal["cosine", "step", "poly", "one_cycle"] = "cosine",
         milestones: list[float] | None = None,
         warmup_epochs: float = 0,
+        warmup_steps: int | None = None,
         warmup_lr: float = 1e-6,
         min_lr: float = 1e-5,
         ema: float | None = None,
@@ -74,8 +77,14 @@ class Task(LightningModule):
                 "milestones are the epochs at which schedule: step lowers the learning rate; "
                 f"got schedule: {schedule} with milestones: {milestones}"
             )
+        if warmup_epochs and warmup_steps is not None:
+            raise ValueError(
+                f"warm-up is given twice, as {warmup_epochs:g} epochs and as {warmup_steps} steps: "
+                "leave out warmup_epochs or warmup_steps"
+            )
         self.schedule, self.milestones = schedule, milestones or []
-        self.warmup_epochs, self.warmup_lr, self.min_lr = warmup_epochs, warmup_lr, min_lr
+        self.warmup_epochs, self.warmup_steps = warmup_epochs, warmup_steps
+        self.warmup_lr, self.min_lr = warmup_lr, min_lr
         self.ema, self.seed = ema, seed
         self.init_from = init_from
         self.freeze_patterns = freeze or []
@@ -133,15 +142,18 @@ class Task(LightningModule):
     def _schedule(self, optimizer: Any, steps: int) -> Scheduler:
         self.trainer.fit_loop.setup_data()  # where max_steps is the end, nobody has done so yet
         batches = self.trainer.num_training_batches / self.trainer.accumulate_grad_batches
-        warmup = {
-            "warmup_t": min(round(self.warmup_epochs * batches), steps - 1),
-            "warmup_lr_init": self.warmup_lr,
-            "t_in_epochs": False,
-        }
+        rising = self.warmup_steps
+        if rising is None:
+            rising = round(self.warmup_epochs * batches)
+        rising = min(rising, steps - 1)
+        warmup = {"warmup_t": rising, "warmup_lr_init": self.warmup_lr, "t_in_epochs": False}
         if self.schedule == "step":
             after = [round(epoch * batches) + 1 for epoch in self.milestones]  # timm looks ahead
             return MultiStepLRScheduler(optimizer, after, 0.1, warmup_prefix=False, **warmup)
         falling = {"t_initial": steps, "lr_min": self.min_lr, **warmup}
+        if self.schedule == "one_cycle":
+            falling |= {"t_initial": steps - rising, "warmup_prefix": True}
+            return PolyLRScheduler(optimizer, power=1.0, **falling)
         if self.schedule == "poly":
             return PolyLRScheduler(optimizer, power=1.0, **falling)
         return CosineLRScheduler(optimizer, **falling)

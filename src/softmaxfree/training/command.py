@@ -39,14 +39,16 @@ DESCRIPTIONS = {
 }
 _EXAMPLES = """
 All that can be set is under trainer (Lightning's Trainer), model (the task) and data:
---print_config shows it with its values. --model.help Classification, Detection or Segmentation
-and --data.help ImageData, DetectionData or SegmentationData explain it.
+--print_config shows it with its values. --model.help Classification, Detection, Segmentation or
+SequenceClassification and --data.help ImageData, DetectionData, SegmentationData or SequenceData
+explain it.
 
 examples:
   softmaxfree fit
   softmaxfree fit --config recipes/cifar10/softpp_nano.yaml --trainer.max_epochs 10
   softmaxfree fit --config recipes/cifar10/softpp_nano.yaml --model.attention softmax
   softmaxfree fit --config recipes/detection/digit_scenes.yaml           boxes and masks
+  softmaxfree fit --config recipes/lra/listops.yaml --model.attention soft
   softmaxfree fit --ckpt_path runs/softpp_nano-digits/last.ckpt          go on with a run
   softmaxfree validate --ckpt_path runs/softpp_nano-digits/last.ckpt --data.eval_sizes [32,48,64]
 """
@@ -194,7 +196,7 @@ class TrainingCLI(LightningCLI):
             parameters = sum(parameter.numel() for parameter in self.model.parameters())
             model, data = self.config.fit.model.init_args, self.config.fit.data.init_args
             print(
-                f"training {model.get('backbone', type(self.model).__name__)} "
+                f"training {_name_of_model(model)} "
                 f"({parameters / 1e6:.1f} M parameters) on {_name_of_data(data)}, "
                 f"in {self.folder}"
             )
@@ -367,8 +369,12 @@ def folder_of_run(config: Namespace) -> Path:
 
 
 def _name_of_run(config: Namespace) -> str:
-    model = config.model.init_args.get("backbone", "model")
-    return f"runs/{model}-{_name_of_data(config.data.init_args)}"
+    model, data = config.model.init_args, config.data.init_args
+    return f"runs/{_name_of_model(model)}-{_name_of_data(data)}"
+
+
+def _name_of_model(model: Namespace) -> str:
+    return str(model.get("backbone") or model.get("attention") or "model")
 
 
 def _name_of_data(data: Namespace) -> str:

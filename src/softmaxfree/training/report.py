@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from ..data.module import Data
 from ..data.sources import Source
 from ..environment import command_line, commit, hardware, versions
@@ -56,6 +58,8 @@ def example_image(data: Data, folder: Path) -> Path | None:
             image, _ = source.load(index)
         except Exception:  # one of the broken ones
             continue
+        if not isinstance(image, Image.Image):  # but a sequence
+            return None
         image.save(folder / "example.png")
         return folder / "example.png"
     return None
