@@ -129,6 +129,70 @@ def bench_segmentation(threads: int = 1, out: Path = Path("results")) -> None:
     run(threads, out)
 
 
+def bench_sequences(threads: int = 1, out: Path = Path("results"), modules: Names = None) -> None:
+    """Measure a training step on long sequences, from 1,024 to 16,384 tokens (12 minutes).
+
+    The encoder of the Long Range Arena with every attention, SOFT and SOFT++ with windows of 4
+    tokens as in the paper and with 128 tokens: time in turns, memory of a fresh process, and how
+    both grow. Prints tables and writes them as JSON, CSV, Markdown and a picture.
+
+    Args:
+        threads: Threads to compute with; 1 compares best.
+        out: Folder for the results.
+        modules: Python modules to import first, which register attentions of your own.
+    """
+    from .bench.sequences import run
+
+    _check_machine(threads)
+    run(threads, out, modules=listed(modules))
+
+
+def bench_lra(
+    tasks: list[Literal["listops", "text", "retrieval", "image", "pathfinder"]] | None = None,
+    attentions: list[str] | None = None,
+    seeds: list[int] | None = None,
+    short: bool = False,
+    workers: int = 1,
+    threads: int = 1,
+    runs: Path = Path("runs/lra"),
+    out: Path = Path("results"),
+    modules: Names = None,
+    fit: list[str] | None = None,
+) -> None:
+    """Train tasks of the Long Range Arena with several attentions, and print the paper's table.
+
+    One run after the other, each by its recipe in recipes/lra. Stopped and started again, it goes
+    on where it was. The tables show accuracy beside the paper's, time and memory of a step, of
+    all runs in the folder; they are written as JSON, CSV and Markdown too.
+
+    Args:
+        tasks: Such as [text,image]; the paper's four if not given, and those of --short.
+        attentions: Such as [softpp,softmax]; soft, softpp and the paper's peers if not given.
+        seeds: A run for each; [0] if not given.
+        short: Runs of minutes on a CPU in place of the benchmark's hours on a GPU, of listops,
+            text and image: fewer steps, shorter sequences, a higher learning rate.
+        workers: Runs at a time.
+        threads: Threads that each computes with.
+        runs: Folder of the runs.
+        out: Folder for the results.
+        modules: Python modules to import first, which register attentions of your own.
+        fit: Further arguments of `softmaxfree fit` for all runs, such as
+            ["--model.options.tokens=128"].
+    """
+    with needs("train"):
+        from .bench.lra import run
+
+    _check_machine(threads)
+    if workers < 1:
+        raise ValueError(f"--workers must be at least 1, got {workers}")
+    default = ["listops", "text", "image"] if short else ["listops", "text", "retrieval", "image"]
+    names = ["softpp", "soft", "softmax", "linformer", "performer", "nystromformer", "reformer"]
+    run(
+        [*(tasks or default)], attentions or names, seeds or [0], short, workers, threads, runs,
+        out, listed(modules), fit or [],
+    )  # fmt: skip
+
+
 def bench_memory(
     threads: int | None = None,
     out: Path = Path("results"),
@@ -334,6 +398,8 @@ COMMANDS: dict[str, Any] = {
         "segmentation": bench_segmentation,
         "speed": bench_speed,
         "memory": bench_memory,
+        "sequences": bench_sequences,
+        "lra": bench_lra,
         "training": bench_training,
     },
 }

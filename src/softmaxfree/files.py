@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and where recipes are."""
 
 import os
 import tempfile
@@ -41,3 +41,12 @@ def remove_unfinished(path: Path) -> None:
 
 def _prefix(path: Path) -> str:
     return f".{path.name}."
+
+
+def recipe(name: str) -> Path:
+    """A recipe's file: in the installed package, or at the root of the working copy."""
+    here = Path(__file__).parent
+    for folder in (here / "recipes", here.parents[1] / "recipes"):
+        if (folder / name).is_file():
+            return folder / name
+    raise ValueError(f"there is no recipe {name}")

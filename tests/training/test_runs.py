@@ -37,6 +37,8 @@ def test_a_run_leaves_everything_that_is_needed(
     assert told["hardware"]["cores"]
     assert list(told["scores"]["accuracy"]) == ["16", "24", "32"]
     assert 0 <= told["data_wait"] < 1
+    assert 0 < 6 * told["seconds_per_step"] < told["seconds"]
+    assert told["peak_bytes"] > 1e8
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert config["model"]["init_args"]["mixup"] == 0.8
     assert config["trainer"]["max_epochs"] == 2

@@ -21,8 +21,9 @@ from lightning.pytorch.plugins.layer_sync import LayerSync
 from timm.layers import convert_sync_batchnorm
 from torch import nn
 
+from ..bench.measure import largest_memory
 from ..data.module import Data
-from ..files import write_atomically
+from ..files import recipe, write_atomically
 from ..modules import MODULES, Names, import_modules, listed
 from ..tasks import Task
 from ..tasks.predict import read_run_checkpoint
@@ -210,6 +211,8 @@ class TrainingCLI(LightningCLI):
             print("one step of training and validation went through")
             return
         seconds = perf_counter() - self.started  # of this process, where the run was gone on with
+        on_gpu = trainer.strategy.root_device.type == "cuda"
+        peak = torch.cuda.max_memory_allocated() if on_gpu else largest_memory()
         scores = self.model.closing_scores()
         if not trainer.is_global_zero:
             return
@@ -219,6 +222,8 @@ class TrainingCLI(LightningCLI):
             self.folder,
             **self.origin,
             seconds=seconds,
+            seconds_per_step=self.pace.seconds / max(self.pace.steps, 1),
+            peak_bytes=peak,
             threads=torch.get_num_threads(),
             data_wait=waiting,
             broken_images=broken,
@@ -299,15 +304,6 @@ def _option(arguments: list[str], name: str) -> str | None:
         if word.startswith(f"{name}="):
             return word.partition("=")[2]
     return None
-
-
-def recipe(name: str) -> Path:
-    """A recipe's file: in the installed package, or at the root of the working copy."""
-    here = Path(__file__).parents[1]
-    for folder in (here / "recipes", here.parents[1] / "recipes"):
-        if (folder / name).is_file():
-            return folder / name
-    raise ValueError(f"there is no recipe {name}")
 
 
 def _configuration_of_checkpoint(path: Path, command: str, arguments: list[str]) -> str:

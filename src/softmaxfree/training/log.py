@@ -65,10 +65,14 @@ def read_metrics(path: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 class Pace(Callback):
-    """Logs images a second, and the part of a step's time spent waiting for data."""
+    """Logs samples a second, and the part of a step's time spent waiting for data.
+
+    What validation takes between two steps is not counted.
+    """
 
     def __init__(self) -> None:
         self.seconds = self.waited = 0.0
+        self.steps = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._begin(trainer)  # an epoch gone on with has no start
@@ -77,23 +81,29 @@ class Pace(Callback):
         self._begin(trainer)
 
     def _begin(self, trainer: Trainer) -> None:
-        self.started, self.waited_before = time.perf_counter(), self._waited(trainer)
-        self.images = 0
+        self.waited_before, self.seconds_before = self._waited(trainer), self.seconds
+        self.samples = 0
+        self.mark = time.perf_counter()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.mark = time.perf_counter()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self.ended = time.perf_counter()
-        self.images += len(batch[0]) * trainer.world_size
+        before, self.mark = self.mark, time.perf_counter()
+        self.seconds += self.mark - before
+        self.steps += 1
+        self.samples += len(batch[0]) * trainer.world_size
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self.images:
+        if not self.samples:
             return
-        seconds = self.ended - self.started
+        seconds = self.seconds - self.seconds_before
         waited = self._waited(trainer) - self.waited_before
-        self.seconds, self.waited = self.seconds + seconds, self.waited + waited
+        self.waited += waited
         pl_module.log("train/data_wait", waited / seconds, prog_bar=True)
-        pl_module.log("train/images_per_second", self.images / seconds)
+        pl_module.log("train/samples_per_second", self.samples / seconds)
 
     @staticmethod
     def _waited(trainer: Trainer) -> float:
