@@ -74,6 +74,23 @@ def test_the_learning_rate_falls_linearly(tmp_path: Path) -> None:
     assert rates[:-1] == pytest.approx([1e-2 * (1 - step / 8) for step in range(1, 8)])
 
 
+def test_one_cycle_is_torchs(tmp_path: Path) -> None:
+    """Linear to the peak and down again, from a 25th and to a 250,000th of it."""
+    rising = {"warmup_steps": 3, "warmup_lr": 4e-4, "min_lr": 4e-8}
+    task = Classification(**NANO, lr=1e-2, schedule="one_cycle", **rising)
+    rates = [rates[0] for rates in train(task, tmp_path, steps=4, epochs=3).rates]
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    cycle = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 1e-2, 13, pct_start=4 / 13, anneal_strategy="linear", cycle_momentum=False
+    )
+    expected = []
+    for _ in range(11):
+        optimizer.step()
+        cycle.step()
+        expected.append(optimizer.param_groups[0]["lr"])
+    assert rates[:-1] == pytest.approx(expected)
+
+
 def test_milestones_belong_to_steps() -> None:
     with pytest.raises(ValueError, match=r"got schedule: cosine with milestones: \[8.0\]"):
         Classification(**NANO, milestones=[8.0])

@@ -167,9 +167,11 @@ class RandomSampler(Sampler):
         return math.prod(self.grid(size))
 
     def kept_count(self, size: Size, mask: Tensor | None) -> Tensor | None:
-        """`count` of the lines that hold a token to keep, (B, 1)."""
-        if mask is None or self.tokens is not None:
+        """`count` of the lines that hold a token to keep, or of such tokens, (B, 1)."""
+        if mask is None:
             return None
+        if self.tokens is not None:
+            return mask.sum(-1, keepdim=True).clamp(max=self.tokens)
         kept = mask.unflatten(-1, size)
         lines = [kept] if len(size) == 1 else [kept.any(2), kept.any(1)]
         lengths = torch.stack([line.sum(-1, keepdim=True) for line in lines])
