@@ -9,15 +9,19 @@ import pytest
 import yaml
 from PIL import Image
 
+from softmaxfree.bench.lra import PAPER as LRA_PAPER
 from softmaxfree.data.sources import Digits, Source, open_source
 from softmaxfree.training.command import TrainingCLI, run
+
+from ..data.test_sequences import write_contours, write_papers, write_reviews
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 WHOLE = sorted(path for path in RECIPES.rglob("*.yaml") if "seed_everything" in path.read_text())
 """The others change one of these, given after it."""
 SEGMENTATION = [path for path in WHOLE if path.parent.name == "segmentation"]
 DETECTION = [path for path in WHOLE if path.parent.name == "detection"]
-IMAGES = [path for path in WHOLE if path not in DETECTION + SEGMENTATION]
+LRA = [path for path in WHOLE if path.parent.name == "lra"]
+IMAGES = [path for path in WHOLE if path not in DETECTION + SEGMENTATION + LRA]
 COCO = [path for path in DETECTION if "softpp" in path.stem]
 PAPER = {
     "softpp_tiny": 80.9, "softpp_small": 82.6, "softpp_medium": 83.7, "softpp_large": 84.1,
@@ -136,6 +140,53 @@ def test_one_step_and_one_evaluation_of_every_recipe_of_segmentation(
     assert "one step of training and validation went through" in capsys.readouterr().out
 
 
+@pytest.fixture(scope="session")
+def sequences(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data sets of sequences by the recipes' names, of a few samples."""
+    root = tmp_path_factory.mktemp("sequences")
+    write_reviews(root / "imdb")
+    write_papers(root / "aan")
+    for split in ("train", "test"):
+        for name in "abcdefghij":
+            path = root / "cifar10" / split / name / "image.png"
+            path.parent.mkdir(parents=True)
+            Image.new("RGB", (32, 32), "red").save(path)
+    write_contours(root / "pathfinder/lra_release/pathfinder32/curv_contour_length_14")
+    return root
+
+
+@pytest.mark.parametrize("recipe", LRA, ids=lambda path: path.stem)
+def test_one_step_and_one_evaluation_of_every_recipe_of_the_long_range_arena(
+    recipe: Path, sequences: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("SOFTMAXFREE_DATA", str(sequences))
+    monkeypatch.chdir(tmp_path)
+    short = recipe.with_name(f"short_{recipe.name}")
+    configs = [recipe, short] if short.exists() else [recipe]
+    words = [f"--config={path}" for path in configs]
+    few = ["--data.val_samples=1", "--data.eval_batch_size=2", "--out=run"]
+    run("fit", [*words, *HERE, *few])
+    assert "one step of training and validation went through" in capsys.readouterr().out
+
+
+def test_recipes_of_the_long_range_arena_are_the_benchmarks() -> None:
+    steps = {"listops": 5000, "text": 20_000, "retrieval": 30_000, "image": 35_000,
+             "pathfinder": 62_400}  # fmt: skip
+    assert {path.stem for path in LRA} == steps.keys()
+    for path in LRA:
+        recipe = yaml.safe_load(path.read_text())
+        arguments = recipe["model"]["init_args"]
+        assert recipe["trainer"]["max_steps"] == steps[path.stem]
+        assert arguments["lr"] == 1e-4
+        assert arguments["weight_decay"] == 0
+        assert arguments["schedule"] == "one_cycle"
+        pixels = path.stem in ("image", "pathfinder")
+        assert recipe["data"]["init_args"]["batch_size"] == (256 if pixels else 32)
+        length = {"listops": 2000, "text": 4000, "retrieval": 4000}.get(path.stem, 1024)
+        assert arguments["length"] == length
+
+
 @pytest.mark.parametrize("recipe", WHOLE, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_every_recipe_says_command_hardware_duration_and_score(recipe: Path) -> None:
     lines = [line for line in recipe.read_text().splitlines() if line.startswith("#")]
@@ -145,10 +196,12 @@ def test_every_recipe_says_command_hardware_duration_and_score(recipe: Path) -> 
     assert max(len(line) for line in recipe.read_text().splitlines()) <= 100
     if recipe.stem in PAPER and recipe.parent.name == "imagenet":
         assert f"{PAPER[recipe.stem]} % top-1 in the paper" in header
-    if recipe.parent.name in ("imagenet", "detection", "segmentation"):
+    if recipe.parent.name in ("imagenet", "detection", "segmentation", "lra"):
         assert f"recipes/{recipe.parent.name}/{recipe.name}" in header
     if recipe.stem in PAPER_MIOU:
         assert f"{PAPER_MIOU[recipe.stem]} mIoU in the paper" in header
+    if recipe in LRA and recipe.stem in LRA_PAPER["soft"]:
+        assert f"{LRA_PAPER['soft'][recipe.stem]:.2f} % in the paper (SOFT)" in header
     if recipe in COCO:
         assert f"{PAPER_AP[recipe.stem]} in the paper" in header
 

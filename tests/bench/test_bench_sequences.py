@@ -1,0 +1,113 @@
+"""Measurements on long sequences: every attention, whole files; runs that are gone on with."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from softmaxfree.bench import lra, sequences
+from softmaxfree.cli import main
+from softmaxfree.layers.table import ATTENTIONS
+
+from .test_bench import keep_threads  # noqa: F401
+
+
+def test_a_step_of_attentions_by_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sequences, "REPEATS", 1)
+    monkeypatch.setattr(sequences, "LENGTHS", [64, 256])
+    built_in = {name: ATTENTIONS[name] for name in ("softpp", "soft", "softmax", "reformer")}
+    monkeypatch.setattr(sequences, "ATTENTIONS", built_in)  # other tests register more
+    main(["bench", "sequences", "--out", str(tmp_path)])
+    content = json.loads((tmp_path / "sequences.json").read_text())
+    measured = {(row["contestant"], row["n"]) for row in content["rows"]}
+    names = {*built_in, "soft_128", "softpp_128"}
+    assert measured == {(name, n) for name in names for n in (64, 256)}
+    for row in content["rows"]:
+        assert row["training_median_s"] >= row["training_s"] > 0
+        assert row["training_bytes"] is not None
+    assert content["exponents"].keys() == names
+    printed = capsys.readouterr().out
+    assert "softpp, window 4" in printed
+    assert "softpp, 128 tokens" in printed
+    assert max(map(len, printed.splitlines()[:-1])) <= 100
+    assert (tmp_path / "sequences.png").stat().st_size > 10_000
+    assert "m-adds" not in (text := (tmp_path / "sequences.md").read_text())
+    assert "one bottleneck token of every 4" in text
+    with (tmp_path / "sequences.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 2 * len(names)
+
+
+FEW = ["--trainer.max_steps=2", "--data.train_samples=32", "--data.val_samples=4",
+       "--data.max_length=40", "--model.length=40", "--trainer.limit_train_batches=2"]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_table_of_runs_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that failed is told of; those that are done are not trained again."""
+    monkeypatch.chdir(tmp_path)
+    command = ["bench", "lra", "--short", "true", "--tasks", "[listops]", "--out", "results"]
+
+    def table(*words: str) -> str:
+        main([*command, *words, "--fit", json.dumps(FEW)])
+        return capsys.readouterr().out
+
+    broken = Path("runs/lra/listops-soft-0")
+    broken.mkdir(parents=True)
+    (broken / "last.ckpt").write_text("torn")
+    with pytest.raises(SystemExit):
+        table("--attentions", "[softpp,soft]")
+    assert "the run in runs/lra/listops-soft-0 ended with" in capsys.readouterr().err
+    done = Path("runs/lra/listops-softpp-0/run.json").stat().st_mtime_ns
+    (broken / "last.ckpt").unlink()
+
+    printed = table("--attentions", "[softpp,soft]", "--workers", "2")
+    assert Path("runs/lra/listops-softpp-0/run.json").stat().st_mtime_ns == done
+    rows = json.loads(Path("results/lra.json").read_text())["rows"]
+    assert [(row["attention"], row["seed"]) for row in rows] == [("soft", 0), ("softpp", 0)]
+    for row in rows:
+        assert row["setting"]["steps"] == 2
+        assert row["peak_bytes"] > 1e8
+        assert 0 < row["step_s"] < row["minutes"] * 60
+        assert f"--model.attention={row['attention']}" in row["command"]
+    line = next(line for line in printed.splitlines() if line.startswith("soft "))
+    assert line.split()[2] == "37.4"  # the paper's
+    text = Path("results/lra.md").read_text()
+    assert "- listops: 2 steps of 16 samples out of 32, up to 40 tokens" in text
+
+    config = Path("runs/lra/listops-softpp-0/config.yaml")
+    config.write_text(config.read_text().replace("max_steps: 2", "max_steps: 7"))
+    with pytest.raises(ValueError, match="steps is 2 in one and 7 in another"):
+        lra.rows_in(Path("runs/lra"))
+
+
+def test_what_is_not_there_is_refused_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["bench", "lra", "--attentions", "[softpp,sotf]"])
+    assert "unknown attention 'sotf'" in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+def test_seeds_are_averaged_and_the_best_comes_first() -> None:
+    rows = [
+        {"task": task, "attention": attention, "seed": seed, "accuracy": accuracy,
+         "step_s": 0.5 + seed, "peak_bytes": 2e9}
+        for attention, seed, task, accuracy in (
+            ("softmax", 0, "text", 0.60), ("softpp", 0, "text", 0.61), ("softpp", 1, "text", 0.63),
+            ("softpp", 0, "image", 0.40),
+        )
+    ]  # fmt: skip
+    accuracy, cost = lra.report({"rows": rows}).split("\n\n")
+    lines = [line.split() for line in accuracy.splitlines()[2:]]
+    assert lines == [
+        ["softpp", "62.0±1.0", "-", "40.0", "-", "51.0"],
+        ["softmax", "60.0", "65.0", "-", "38.2", "-"],
+    ]
+    assert cost.splitlines()[2].split() == ["softpp", "500", "500", "2000", "2000"]
