@@ -10,7 +10,7 @@ from ..environment import command_line
 from .results import result, table, write
 
 TITLE = "Runs, side by side"
-SHOWN = ("AP50", "mask_AP50", "AP", "mask_AP", "accuracy", "loss")
+SHOWN = ("mIoU", "pixel_accuracy", "AP50", "mask_AP50", "AP", "mask_AP", "accuracy", "loss")
 """Scores in the table, where a run has them; all of them are in the JSON."""
 
 
@@ -41,7 +41,7 @@ def describe(folder: Path) -> dict[str, Any]:
         "run": folder.name,
         "task": config["model"]["class_path"].rpartition(".")[2],
         "data": data.get("name") or data.get("root"),
-        "backbone": model.get("backbone"),
+        "backbone": model.get("backbone") or "",
         "attention": model.get("attention") or str(model.get("backbone")).partition("_")[0],
         "seed": config["seed_everything"],
         "epochs": config["trainer"]["max_epochs"],
