@@ -1,5 +1,6 @@
 """Softmax-free linear transformers: SOFT and SOFT++."""
 
+from .analysis import attention_rows, diagnose, recorded_attention
 from .layers import MultiHeadAttention, SoftmaxFreeAttention, register_attention
 from .models import SoftmaxFreeTransformer, SoftmaxFreeViT, replace_attention, tie_qk
 from .ops import gaussian_attention, gaussian_kernel, pinv, softmax_free_attention
@@ -11,9 +12,12 @@ __all__ = [
     "SoftmaxFreeAttention",
     "SoftmaxFreeTransformer",
     "SoftmaxFreeViT",
+    "attention_rows",
+    "diagnose",
     "gaussian_attention",
     "gaussian_kernel",
     "pinv",
+    "recorded_attention",
     "register_attention",
     "replace_attention",
     "softmax_free_attention",

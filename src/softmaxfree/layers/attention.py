@@ -85,12 +85,7 @@ class SoftmaxFreeAttention(MultiHeadAttention):
         )
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
-        landmarks, landmark_mask = self.sample(q, layout.size, layout.query_mask)
-        if k is not q:
-            landmarks, landmark_mask = join(
-                (landmarks, landmark_mask), self.sample(k, layout.context_size, layout.mask)
-            )
-        landmarks = self.landmark_norm(landmarks * token_scale(self.head_dim))
+        landmarks, landmark_mask = self.bottleneck(q, k, layout)
         return landmark_attention(
             q,
             k,
@@ -104,6 +99,16 @@ class SoftmaxFreeAttention(MultiHeadAttention):
             None if layout.mask is None else layout.mask.unsqueeze(1),
             None if landmark_mask is None else landmark_mask.unsqueeze(1),
         )
+
+    def bottleneck(self, q: Tensor, k: Tensor, layout: Layout) -> Sample:
+        """Bottleneck tokens as they are compared, with tokens times d^(-1/4): samples of queries,
+        and of keys where these are not the queries."""
+        landmarks, landmark_mask = self.sample(q, layout.size, layout.query_mask)
+        if k is not q:
+            landmarks, landmark_mask = join(
+                (landmarks, landmark_mask), self.sample(k, layout.context_size, layout.mask)
+            )
+        return self.landmark_norm(landmarks * token_scale(self.head_dim)), landmark_mask
 
     def sample(self, q: Tensor, size: Size, mask: Tensor | None) -> Sample:
         """Bottleneck tokens: the prefix, then the samples of the grid."""

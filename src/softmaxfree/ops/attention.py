@@ -160,7 +160,7 @@ def landmark_attention(
             out = _solve_each(tokens, stack(landmarks), scales, normalize, method, iters, ridge)
         else:
             a = kernel_matrix(landmarks, scale=landmark_scale)
-            z = _middle(a, normalize, method, iters, ridge, landmark_mask)
+            z = middle_matrix(a, normalize, method, iters, ridge, landmark_mask)
             out = nystrom(*tokens, stack(landmarks), stack(z), None, scales)
     return out.reshape(*leading, *out.shape[-2:]).to(v.dtype)
 
@@ -240,14 +240,14 @@ def _solve_each(
         factor: Tensor | None
         factor, failed = torch.linalg.cholesky_ex(inverse.detach())
         if failed.any():
-            inverse, factor = _middle(a, normalize, method, iters, ridge, None), None
+            inverse, factor = middle_matrix(a, normalize, method, iters, ridge, None), None
         one = slice(i, i + 1)
         own_k = None if k is None else k[:, one]
         results.append(nystrom(q[:, one], own_k, v[:, one], some, inverse, factor, scales))
     return torch.cat(results, 1)
 
 
-def _middle(
+def middle_matrix(
     a: Tensor,
     normalize: bool,
     method: str,
@@ -257,16 +257,22 @@ def _middle(
 ) -> Tensor:
     """What stands between P and P^T: A^+ or D^-1/2 A^+ D^-1/2, (..., m, m).
 
-    A dropped landmark is alone in A, as in the identity, and absent here: a zero row and column
-    take its column out of P.
+    A dropped landmark is absent: a zero row and column take its column out of P.
     """
-    if landmark_mask is None:
-        keep = None
-    else:
-        keep = landmark_mask.unsqueeze(-1) & landmark_mask.unsqueeze(-2)
-        a = torch.where(keep, a, torch.eye(a.shape[-1], dtype=a.dtype, device=a.device))
+    if landmark_mask is not None:
+        a = without_dropped(a, landmark_mask)
     middle = kernel_inverse(a, method, iters, ridge)
     if normalize:
         root = a.sum(-1).rsqrt()
         middle = middle * (root.unsqueeze(-1) * root.unsqueeze(-2))
-    return middle if keep is None else middle * keep
+    return middle if landmark_mask is None else middle * _pairs(landmark_mask)
+
+
+def without_dropped(a: Tensor, landmark_mask: Tensor) -> Tensor:
+    """A (..., m, m) in which a dropped landmark is alone, as in the identity."""
+    identity = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+    return torch.where(_pairs(landmark_mask), a, identity)
+
+
+def _pairs(kept: Tensor) -> Tensor:
+    return kept.unsqueeze(-1) & kept.unsqueeze(-2)

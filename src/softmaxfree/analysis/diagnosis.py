@@ -1,0 +1,275 @@
+"""The health of softmax-free attention: condition numbers, spectral norms, residuals.
+
+SOFT sums over tokens, of which a larger image has more: what it adds to the residual path grows at
+least as their number does, and weights that were trained at one resolution fail at another (the
+paper: 82.5 % at 224 pixels, 33.7 % at 384, 0.14 % at 512). SOFT++ is normalised, and grows less.
+"""
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..layers.attention import SoftmaxFreeAttention
+from ..models.backbone import Backbone, PositionEmbedding, pair
+from ..ops.checks import check_floating, shape
+from .measures import Measures, measures_of
+from .record import AttentionRecord, by
+from .recording import evaluating, recorded_attention
+
+MOST_GROWTH = 2.0
+"""The gain of attention may be so many times that at the trained size, or so many times less."""
+
+MOST_RESIDUAL = 1e-2
+"""What |A X A - A| / |A| of an inverse X may be."""
+
+_NAME = 28
+"""Columns of a layer's name in a table."""
+
+
+class Spread(NamedTuple):
+    """Over all images and heads."""
+
+    mean: float
+    max: float
+
+
+class Growth(NamedTuple):
+    """In units of what there is at the trained size."""
+
+    tokens: float
+    gain: float
+    """Its mean."""
+
+
+@dataclass(frozen=True)
+class LayerDiagnosis:
+    """One layer of softmax-free attention, S = P Z P^T with Z = A^+ or D^-1/2 A^+ D^-1/2."""
+
+    name: str
+    normalize: bool
+    """SOFT++ if true, SOFT if not."""
+    tokens: int
+    """n, the rows of S."""
+    bottleneck: int
+    """m, the rows of A."""
+    eigenvalues: tuple[float, float]
+    """The smallest and the largest of A, of all images and heads."""
+    condition: Spread
+    """Condition number of A."""
+    ridged_condition: Spread
+    """That of A plus the layer's ridge, which is inverted."""
+    inverse_norm: Spread
+    """|A^+|, the spectral norm of the inverse as the layer computes it."""
+    middle_norm: Spread
+    """|Z|; for SOFT the same."""
+    norm: Spread
+    """|S|."""
+    gain: Spread
+    """How large S v is beside the values v, in root mean squares."""
+    residual: Spread
+    """|A X A - A| / |A|, in Frobenius norms, of the inverse X as the layer computes it."""
+    growth: Growth | None
+    """None if the trained size is not known."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What `diagnose` has found; printed, it is a table of the largest values."""
+
+    size: tuple[int, int]
+    """(height, width) of the images."""
+    trained_size: tuple[int, int] | None
+    """What they are compared with; None if it is not known."""
+    layers: tuple[LayerDiagnosis, ...]
+    """In the order in which they ran."""
+    warnings: tuple[str, ...]
+    """A sentence each; none if all is well."""
+
+    def __str__(self) -> str:
+        trained = "an unknown size" if self.trained_size is None else by(self.trained_size)
+        lines = [
+            f"images of {by(self.size)} pixels, model trained at {trained}",
+            _line("layer", "n", "m", "cond A", "|A^+|", "|Z|", "|S|", "gain", "growth", "residual"),
+        ]
+        for layer in self.layers:
+            spreads = (
+                layer.condition, layer.inverse_norm, layer.middle_norm, layer.norm, layer.gain
+            )  # fmt: skip
+            lines.append(
+                _line(
+                    layer.name,
+                    str(layer.tokens),
+                    str(layer.bottleneck),
+                    *(f"{spread.max:.3g}" for spread in spreads),
+                    "" if layer.growth is None else f"{layer.growth.gain:.3g}",
+                    f"{layer.residual.max:.1e}",
+                )
+            )
+        return "\n".join([*lines, *(f"warning: {sentence}" for sentence in self.warnings)])
+
+
+def diagnose(
+    model: nn.Module, images: Tensor, trained_size: int | Sequence[int] | None = None
+) -> Diagnosis:
+    """Measures the softmax-free attention of a model on images, each by itself.
+
+        print(diagnose(model, images))
+
+    It warns, in the result and once by a `UserWarning`, where values are not finite, where an
+    inverse is none, and where attention is stronger or weaker than at the resolution the model was
+    trained at, to which the same images are resized for comparison: more than twice, and by more
+    than the number of tokens is. That is true of SOFT, not of SOFT++.
+
+    Args:
+        model: With SOFT or SOFT++ in some of its layers. It is run in evaluation mode.
+        images: (B, channels, H, W), normalised as the model expects them.
+        trained_size: Side, or (height, width), of the images the model was trained with; if not
+            given, what its position embeddings are for.
+
+    Returns:
+        A `Diagnosis`, computed in float64 from what the layers compute.
+    """
+    check_floating(images=images)
+    if images.ndim != 4 or images.numel() == 0:
+        raise ValueError(f"images must be (B, channels, H, W), got shape {shape(images)}")
+    if not any(isinstance(module, SoftmaxFreeAttention) for module in model.modules()):
+        raise ValueError(
+            f"{type(model).__name__} has no softmax-free attention to diagnose; pass a model with "
+            "SOFT or SOFT++"
+        )
+    size = pair(images.shape[-2:], "images")
+    trained = _trained_size(model) if trained_size is None else pair(trained_size, "trained_size")
+    with evaluating(model):
+        measured = _measure(model, images)
+        if trained is None:
+            usual = {}
+        elif trained == size:
+            usual = measured
+        else:
+            resized = F.interpolate(images, trained, mode="bilinear", antialias=True)
+            usual = _measure(model, resized)
+    layers = tuple(_summary(layer, usual.get(name)) for name, layer in measured.items())
+    sentences = (
+        *_not_finite(layers), *_resolution(layers, size, trained), *_no_inverse(layers)
+    )  # fmt: skip
+    if sentences:
+        warnings.warn(sentences[0], UserWarning, stacklevel=2)
+    return Diagnosis(size, trained, layers, sentences)
+
+
+class _Measured(NamedTuple):
+    record: AttentionRecord
+    """Of the last image."""
+    measures: Measures
+
+
+def _measure(model: nn.Module, images: Tensor) -> dict[str, _Measured]:
+    """Layers by name. One image after the other: factors in float64 take much memory."""
+    found: dict[str, _Measured] = {}
+    for image in images.split(1):
+        with recorded_attention(model) as layers:
+            model(image)
+        for name, record in layers.items():
+            if isinstance(record.attention, SoftmaxFreeAttention):
+                measures = measures_of(record.attention, record.factors().double(), record.v)
+                if name in found:
+                    both = zip(found[name].measures, measures)
+                    measures = Measures(*(torch.cat(of_both) for of_both in both))
+                found[name] = _Measured(record, measures)
+    return found
+
+
+def _summary(layer: _Measured, usual: _Measured | None) -> LayerDiagnosis:
+    """A layer, beside itself at the trained size."""
+    record, measures = layer.record, layer.measures
+    assert isinstance(record.attention, SoftmaxFreeAttention)
+    growth = None
+    if usual is not None:
+        growth = Growth(
+            record.q.shape[-2] / usual.record.q.shape[-2],
+            (measures.gain.mean() / usual.measures.gain.mean()).item(),
+        )
+    numbers = measures._asdict()
+    eigenvalues = numbers.pop("eigenvalues")
+    return LayerDiagnosis(
+        name=record.name,
+        normalize=record.attention.normalize,
+        tokens=record.q.shape[-2],
+        bottleneck=eigenvalues.shape[-1],
+        eigenvalues=(eigenvalues.min().item(), eigenvalues.max().item()),
+        growth=growth,
+        **{name: Spread(x.mean().item(), x.max().item()) for name, x in numbers.items()},
+    )
+
+
+def _trained_size(model: nn.Module) -> tuple[int, int] | None:
+    """What the position embeddings of a model, or of the backbone in it, are for."""
+    for module in model.modules():
+        if isinstance(module, Backbone):
+            info: Any = module.feature_info
+            first = next(part for part in module.modules() if isinstance(part, PositionEmbedding))
+            height, width = first.grid.shape[1:3]
+            return height * info[0]["reduction"], width * info[0]["reduction"]
+        size = getattr(getattr(module, "patch_embed", None), "img_size", None)  # timm's
+        if size is not None:
+            return pair(size, "img_size")
+    return None
+
+
+def _not_finite(layers: Sequence[LayerDiagnosis]) -> Iterator[str]:
+    for layer in layers:
+        spreads = (layer.norm, layer.inverse_norm, layer.middle_norm, layer.gain, layer.residual)
+        if not all(math.isfinite(spread.max) for spread in spreads):
+            yield (
+                f"attention is not finite in layer {layer.name!r}, the first to fail: look for "
+                "images or weights that are not, or for an inverse that diverges"
+            )
+            return
+
+
+def _resolution(
+    layers: Sequence[LayerDiagnosis], size: tuple[int, int], trained: tuple[int, int] | None
+) -> Iterator[str]:
+    """Whether attention leaves the range it was trained in, and by more than the number of tokens.
+
+    The median of all layers tells: one with a handful of tokens may well do so by itself.
+    """
+    for normalize, title in ((False, "SOFT, which is not normalised,"), (True, "SOFT++")):
+        found = [
+            layer.growth
+            for layer in layers
+            if layer.normalize == normalize and layer.growth is not None
+        ]
+        if trained is None or not found:
+            continue
+        tokens, gain = (median(growths) for growths in zip(*found))
+        if abs(math.log(gain)) > max(math.log(MOST_GROWTH), abs(math.log(tokens))):
+            yield (
+                f"at {by(size)} pixels the attention of {title} is {gain:.1f} times as strong as "
+                f"at {by(trained)}, where the model was trained (median of {len(found)} layers, "
+                f"with {tokens:.1f} times the tokens): results may collapse"
+            )
+
+
+def _no_inverse(layers: Sequence[LayerDiagnosis]) -> Iterator[str]:
+    worst = max(layers, key=lambda layer: layer.residual.max, default=None)
+    if worst is not None and worst.residual.max > MOST_RESIDUAL:
+        yield (
+            f"the inverse in layer {worst.name!r} leaves a residual |A X A - A| / |A| of "
+            f"{worst.residual.max:.1g}, more than {MOST_RESIDUAL:g}: take more iters, a ridge, or "
+            "inverse='auto'"
+        )
+
+
+def _line(name: str, *cells: str) -> str:
+    """A line of the table, 97 columns."""
+    shown = name if len(name) <= _NAME else "..." + name[3 - _NAME :]
+    widths = (6, 5, 9, 8, 8, 8, 8, 8, 9)
+    return f"{shown:{_NAME}}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths))

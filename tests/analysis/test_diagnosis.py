@@ -1,0 +1,149 @@
+"""The diagnosis: its numbers, and what it foretells."""
+
+import math
+import warnings
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+from softmaxfree import SoftmaxFreeAttention, diagnose, recorded_attention
+
+from ..helpers import tokens
+
+
+def build(name: str, **options: Any) -> nn.Module:
+    torch.manual_seed(0)
+    return timm.create_model(name, **options).eval()
+
+
+def natural(side: int, count: int = 2) -> Tensor:
+    """Noise with the spectrum of photographs: as much detail at every scale."""
+    spectrum = torch.fft.rfft2(tokens(count, 3, side, side, dtype=torch.float32))
+    frequency = torch.hypot(torch.fft.fftfreq(side)[:, None], torch.fft.rfftfreq(side))
+    x = torch.fft.irfft2(spectrum / frequency.clamp(min=1 / side), s=(side, side))
+    return (x - x.mean((1, 2, 3), keepdim=True)) / x.std((1, 2, 3), keepdim=True)
+
+
+@pytest.mark.parametrize("name", ["soft_nano", "softpp_nano"])
+def test_numbers_are_those_of_the_matrices(name: str) -> None:
+    model, images = build(name), natural(32, count=1)
+    layers = diagnose(model, images).layers
+    with torch.no_grad(), recorded_attention(model) as records:
+        model(images)
+    assert [layer.name for layer in layers] == list(records)
+    for layer, record in zip(layers, records.values()):
+        p, _, a, inverse, _, z = record.factors().double()
+        s = p @ z @ p.mT
+        expected = {
+            "condition": torch.linalg.cond(a),
+            "ridged_condition": torch.linalg.cond(a + 0.01 * torch.eye(a.shape[-1])),
+            "inverse_norm": torch.linalg.matrix_norm(inverse, 2),
+            "middle_norm": torch.linalg.matrix_norm(z, 2),
+            "norm": torch.linalg.matrix_norm(s, 2),
+            "residual": (a @ inverse @ a - a).norm(dim=(-2, -1)) / a.norm(dim=(-2, -1)),
+        }
+        for measure, values in expected.items():
+            mean, largest = getattr(layer, measure)
+            assert mean == pytest.approx(values.mean().item(), rel=1e-3), measure
+            assert largest == pytest.approx(values.max().item(), rel=1e-3), measure
+        assert (layer.tokens, layer.bottleneck) == p.shape[-2:]
+        assert layer.normalize == (name == "softpp_nano")
+        eigenvalues = torch.linalg.eigvalsh(a)
+        assert layer.eigenvalues[0] == pytest.approx(eigenvalues.min().item(), rel=1e-6)
+        assert layer.eigenvalues[1] == pytest.approx(eigenvalues.max().item(), rel=1e-6)
+        assert layer.growth == (1, 1)
+
+
+def test_images_are_measured_each_by_itself() -> None:
+    model, images = build("softpp_nano"), natural(32)
+    images[1] = 5 * images[1]
+    both = diagnose(model, images).layers
+    first, second = (diagnose(model, image).layers for image in images.split(1))
+    for of_both, one, other in zip(both, first, second):
+        assert of_both.norm.max == pytest.approx(max(one.norm.max, other.norm.max), rel=1e-6)
+        assert of_both.gain.mean == pytest.approx((one.gain.mean + other.gain.mean) / 2, rel=1e-6)
+
+
+def test_the_collapse_of_soft_at_other_resolutions_is_foretold() -> None:
+    model = build("soft_nano")
+    with pytest.warns(UserWarning, match="not normalised") as caught:
+        diagnosis = diagnose(model, natural(64))
+    (sentence,) = diagnosis.warnings
+    assert str(caught[0].message) == sentence
+    assert "at 64 x 64 pixels" in sentence
+    assert "at 32 x 32, where the model was trained" in sentence
+    assert (diagnosis.size, diagnosis.trained_size) == ((64, 64), (32, 32))
+    with pytest.warns(UserWarning, match="not normalised"):
+        diagnose(model, natural(32), trained_size=64)
+    assert not diagnose(model, natural(32)).warnings
+    assert not diagnose(build("soft_nano", img_size=64), natural(64)).warnings
+
+
+def test_softpp_stays_in_range() -> None:
+    diagnosis = diagnose(build("softpp_nano"), natural(64))
+    assert not diagnosis.warnings
+    for layer in diagnosis.layers:
+        assert layer.growth is not None
+        assert layer.middle_norm.max < layer.inverse_norm.max
+
+
+def test_an_inverse_that_is_none_is_told() -> None:
+    with pytest.warns(UserWarning, match="leaves a residual"):
+        diagnosis = diagnose(build("softpp_nano", inverse="newton", iters=1), natural(32))
+    assert len(diagnosis.warnings) == 1
+
+
+def test_values_that_are_not_finite_are_told() -> None:
+    images = natural(32)
+    images[1, 0, 3, 3] = math.nan
+    with pytest.warns(UserWarning, match=r"not finite in layer 'stages\.0\.blocks\.0\.attention'"):
+        diagnosis = diagnose(build("softpp_nano"), images)
+    assert math.isnan(diagnosis.layers[0].norm.max)
+
+
+class Wrapped(nn.Module):
+    """Attention in a model that does not tell its size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.somewhere_deep_inside_of_a_model = SoftmaxFreeAttention(12, 2, ratio=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.somewhere_deep_inside_of_a_model(x.flatten(2).mT, tuple(x.shape[-2:]))
+
+
+def test_a_model_of_unknown_size() -> None:
+    images = tokens(1, 12, 6, 6, dtype=torch.float32)
+    diagnosis = diagnose(Wrapped(), images)
+    assert diagnosis.trained_size is None
+    assert diagnosis.layers[0].growth is None
+    assert not diagnosis.warnings
+    assert "trained at an unknown size" in str(diagnosis)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert diagnose(Wrapped(), images, trained_size=(3, 4)).trained_size == (3, 4)
+
+
+def test_printed_it_is_a_table() -> None:
+    title, header, *lines = str(diagnose(build("softpp_nano"), natural(32, 1))).splitlines()
+    assert title == "images of 32 x 32 pixels, model trained at 32 x 32"
+    assert header.split()[:3] == ["layer", "n", "m"]
+    assert [line.split()[0] for line in lines] == [
+        f"stages.{i}.blocks.{j}.attention" for i, j in ((0, 0), (1, 0), (2, 0), (2, 1), (3, 0))
+    ]
+    assert {len(line) for line in (header, *lines)} == {97}
+    long = str(diagnose(Wrapped(), tokens(1, 12, 6, 6, dtype=torch.float32))).splitlines()[-1]
+    assert long.startswith("...where_deep_inside_of_a_model ")
+    assert len(long) == 97
+
+
+def test_refusals() -> None:
+    with pytest.raises(ValueError, match="no softmax-free attention"):
+        diagnose(build("softpp_nano", attention="softmax"), natural(32))
+    with pytest.raises(ValueError, match=r"images must be \(B, channels, H, W\)"):
+        diagnose(build("softpp_nano"), natural(32)[0])
+    with pytest.raises(ValueError, match="trained_size"):
+        diagnose(build("softpp_nano"), natural(32), trained_size=(1, 2, 3))
