@@ -118,7 +118,7 @@ def comparison(
     for what in ("hardware", "threads", "versions"):
         if earlier.get(what) != content[what]:
             warning += f"\nNote: {what} differ from the earlier run's."
-    commit = (earlier.get("commit") or "none")[:9]
+    commit = short_commit(earlier.get("commit"))
     return f"Against the run of commit {commit}:\n{text}{warning}"
 
 
@@ -154,5 +154,11 @@ def provenance(content: dict[str, Any]) -> str:
     threads += ", with compiled code" if content["native"] else ""
     return (
         f"`{content['command']}` on {device}, {threads}, torch {versions['torch']}, "
-        f"Python {versions['python']}, commit {(content['commit'] or 'none')[:9]}."
+        f"Python {versions['python']}, commit {short_commit(content['commit'])}."
     )
+
+
+def short_commit(commit: str | None) -> str:
+    """For people; says whether the working copy was another."""
+    number, _, modified = (commit or "none").partition("-")
+    return f"{number[:9]}, {modified}" if modified else number[:9]

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from ..environment import command_line
-from .results import result, table, write
+from .results import result, short_commit, table, write
 
 TITLE = "Runs, side by side"
 SHOWN = ("mIoU", "pixel_accuracy", "AP50", "mask_AP50", "AP", "mask_AP", "accuracy", "loss")
@@ -79,6 +79,6 @@ def commands(content: dict[str, Any]) -> str:
     return "\n".join(
         f"- {row['run']}: `{row['command']}` on {row['hardware']['cpu']}, "
         f"threads: {row['threads']}, torch {row['versions']['torch']}, "
-        f"commit {(row['commit'] or 'none')[:9]}."
+        f"commit {short_commit(row['commit'])}."
         for row in content["rows"]
     )
