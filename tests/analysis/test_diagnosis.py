@@ -136,7 +136,7 @@ def test_printed_it_is_a_table() -> None:
     ]
     assert {len(line) for line in (header, *lines)} == {97}
     long = str(diagnose(Wrapped(), tokens(1, 12, 6, 6, dtype=torch.float32))).splitlines()[-1]
-    assert long.startswith("...where_deep_inside_of_a_model ")
+    assert long.startswith("...re_deep_inside_of_a_model ")
     assert len(long) == 97
 
 

@@ -43,7 +43,8 @@ class Factors(NamedTuple):
 
     def double(self) -> "Factors":
         """The same numbers in float64, on the CPU."""
-        return Factors(*(x if x is None else x.to("cpu", torch.float64) for x in self))
+        there = {name: x for name, x in self._asdict().items() if x is not None}
+        return self._replace(**{name: x.to("cpu", torch.float64) for name, x in there.items()})
 
 
 @torch.no_grad()

@@ -129,7 +129,8 @@ class AttentionRecord:
 
 def _cloned(layout: Layout) -> Layout:
     """Tensors of inference mode cannot be differentiated through; copies can."""
-    return Layout(*(x.clone() if isinstance(x, Tensor) else x for x in layout))
+    mask, query_mask = (x if x is None else x.clone() for x in (layout.mask, layout.query_mask))
+    return layout._replace(mask=mask, query_mask=query_mask)
 
 
 def by(size: Size) -> str:

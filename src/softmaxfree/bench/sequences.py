@@ -152,7 +152,7 @@ weights and libraries, in a fresh process that may take half of the machine's.
 window {WINDOW} is the paper's setting for this benchmark: one bottleneck token of every {WINDOW}
 tokens, so that their number grows with n, products with n^2 and inverses with n^3.
 With {TOKENS} tokens both are linear in n: `--model.options '{{"tokens": {TOKENS}}}'`.
-Linformer has 256 mixtures, Nyströmformer 128 landmarks and a convolution of 35 values, Performer
+Linformer has 256 mixtures, Nyströmformer 64 landmarks and a convolution of 35 values, Performer
 256 features, Reformer 2 hashes, as in the benchmark, spatial reduction and Skyformer 128 tokens.
 Reformer sorts into n / 64 buckets, which costs n^2.
 """

@@ -14,7 +14,7 @@ WINDOW = 4
 
 BENCHMARK: dict[str, dict[str, Any]] = {
     "linformer": {"tokens": 256},
-    "nystromformer": {"tokens": 128, "value_conv": 35},
+    "nystromformer": {"tokens": 64, "value_conv": 35},
     "performer": {"features": 256},
     "reformer": {"hashes": 2},
     "skyformer": {"tokens": 128},
