@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..layers.attention import SoftmaxFreeAttention
-from ..ops.inverse import check_inverse
+from ..ops.inverse import add_ridge, check_inverse
 from ..ops.precision import tiny
 from .factors import Factors
 
@@ -20,24 +20,27 @@ class Measures(NamedTuple):
     ridged_condition: Tensor
     inverse_norm: Tensor
     middle_norm: Tensor
+    bottleneck_norm: Tensor
     norm: Tensor
-    gain: Tensor
     residual: Tensor
 
 
-def measures_of(attention: SoftmaxFreeAttention, factors: Factors, v: Tensor) -> Measures:
-    a, x, values = factors.A, factors.A_inverse, v.to(factors.A)
+def measures_of(attention: SoftmaxFreeAttention, factors: Factors) -> Measures:
+    """What `LayerDiagnosis` tells, of the factors of a layer in float64."""
+    a, x, z = factors.A, factors.A_inverse, factors.Z
     ridge = check_inverse(attention.inverse, attention.iters, attention.ridge)
+    inverted = add_ridge(a, ridge)
+    residual = inverted @ x @ inverted - inverted
     eigenvalues = _eigenvalues(a)
     return Measures(
         eigenvalues,
-        _condition(eigenvalues),
-        _condition(eigenvalues + ridge),
-        _eigenvalues(x).abs().amax(-1),
-        _eigenvalues(factors.Z).abs().amax(-1),
-        spectral_norm(factors),
-        _root_mean_square(factors.attend(values)) / _root_mean_square(values),
-        torch.linalg.matrix_norm(a @ x @ a - a) / torch.linalg.matrix_norm(a),
+        condition=_condition(eigenvalues),
+        ridged_condition=_condition(eigenvalues + ridge),
+        inverse_norm=_largest(x),
+        middle_norm=_largest(z),
+        bottleneck_norm=_largest(a @ z @ a),
+        norm=spectral_norm(factors),
+        residual=torch.linalg.matrix_norm(residual) / torch.linalg.matrix_norm(inverted),
     )
 
 
@@ -52,8 +55,9 @@ def _condition(eigenvalues: Tensor) -> Tensor:
     return eigenvalues.abs().amax(-1) / eigenvalues.abs().amin(-1)
 
 
-def _root_mean_square(tokens: Tensor) -> Tensor:
-    return tokens.square().mean((-2, -1)).sqrt().clamp(min=tiny(tokens.dtype))
+def _largest(matrices: Tensor) -> Tensor:
+    """The spectral norm of symmetric matrices."""
+    return _eigenvalues(matrices).abs().amax(-1)
 
 
 def spectral_norm(factors: Factors, steps: int = 50, tolerance: float = 1e-5) -> Tensor:
