@@ -16,8 +16,8 @@ class Block(nn.Module):
         mlp_ratio: Width of the hidden layer, in units of `dim`.
         act_layer: Its activation.
         drop_path: Rate of stochastic depth.
-        drop: Rate of dropout, of the hidden layer and of what is added to the residual path.
         eps: Added to the variance in the normalisations.
+        drop: Rate of dropout, of the hidden layer and of what is added to the residual path.
     """
 
     def __init__(
@@ -27,8 +27,8 @@ class Block(nn.Module):
         mlp_ratio: float = 4.0,
         act_layer: type[nn.Module] = nn.GELU,
         drop_path: float = 0.0,
-        drop: float = 0.0,
         eps: float = 1e-5,
+        drop: float = 0.0,
     ) -> None:
         super().__init__()
         self.attention = attention
