@@ -79,6 +79,10 @@ def test_a_table_of_runs_goes_on_where_it_was(
     text = Path("results/lra.md").read_text()
     assert "- listops: 2 steps of 16 samples out of 32, up to 40 tokens" in text
 
+    with pytest.raises(SystemExit):
+        main([*command, "--attentions", "[softpp]", "--fit", json.dumps([*FEW, "--model.dim=32"])])
+    assert "listops-softpp-0 holds a run of another command" in capsys.readouterr().err
+
     config = Path("runs/lra/listops-softpp-0/config.yaml")
     config.write_text(config.read_text().replace("max_steps: 2", "max_steps: 7"))
     with pytest.raises(ValueError, match="steps is 2 in one and 7 in another"):

@@ -48,9 +48,7 @@ def test_listops_is_trained_and_scored(
     last = printed.splitlines()[-1]
     assert last == f"held-out accuracy: {told['scores']['accuracy'] * 100:.2f} %"
 
-    task = SequenceClassification(
-        **TINY, attention=attention, num_classes=10
-    ).eval()  # fmt: skip
+    task = SequenceClassification(**TINY, attention=attention, num_classes=10).eval()
     task.load_state_dict(torch.load(folder / "last.ckpt", weights_only=True)["state_dict"])
     source = SequenceData(**data, max_length=60).open("val")
     right = 0

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -60,7 +61,13 @@ class Run:
     def train(self, threads: int) -> None:
         """Trains in a process of its own, from where it was stopped, if it is not done."""
         path = self.folder / "run.json"
-        if path.is_file() and "scores" in json.loads(path.read_text()):
+        told = json.loads(path.read_text()) if path.is_file() else {}
+        if told and told["command"] != shlex.join(["softmaxfree", *self.command()]):
+            raise ValueError(
+                f"{self.folder} holds a run of another command, `{told['command']}`: "
+                "give another folder with --runs"
+            )
+        if "scores" in told:
             return
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         log = self.folder.with_suffix(".log")
@@ -181,12 +188,12 @@ def report(content: dict[str, Any], markdown: bool = False) -> str:
             row[quantity] for row in rows if (row["attention"], row["task"]) == (attention, task)
         ]
 
-    def average(attention: str) -> float:
+    def average(attention: str) -> float | None:
         values = [found(attention, task, "accuracy") for task in tasks]
-        return statistics.fmean(map(statistics.fmean, values)) if all(values) else 0.0
+        return 100 * statistics.fmean(map(statistics.fmean, values)) if all(values) else None
 
     lines, costs = [], []
-    for attention in sorted(attentions, key=average, reverse=True):
+    for attention in sorted(attentions, key=lambda name: average(name) or 0, reverse=True):
         paper = PAPER.get(attention, {})
         scores = [
             (_accuracy(found(attention, task, "accuracy")), paper.get(task)) for task in tasks
@@ -195,7 +202,7 @@ def report(content: dict[str, Any], markdown: bool = False) -> str:
             [
                 attention,
                 *(cell for mine, theirs in scores for cell in (mine, _percent(theirs))),
-                _percent(100 * average(attention) or None),
+                _percent(average(attention)),
             ]
         )
         costs.append(

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from ..environment import command_line
-from ..layers.table import ATTENTIONS, attention_class
+from ..layers.table import ATTENTIONS
 from ..models.sequence_classifier import WINDOW, SequenceClassifier
 from ..modules import import_modules
 from .measure import exponents, in_fresh_process, peak_memory, time_interleaved
@@ -64,25 +64,20 @@ def memory_of_step(contestant: Contestant, length: int, threads: int, modules: l
     return peak_memory(training_step(contestant, length))
 
 
-def run(
-    threads: int, out: Path, lengths: list[int] | None = None, modules: list[str] | None = None
-) -> dict[str, Any]:
+def run(threads: int, out: Path, modules: list[str]) -> dict[str, Any]:
     """Measures every attention at every length; writes JSON, CSV, Markdown and a picture."""
     from .pictures import draw_attention  # needs matplotlib: said before, not after, the work
 
-    own = modules or []
-    import_modules(own)
+    import_modules(modules)
     torch.set_num_threads(threads)
     entries = contestants()
     measured: dict[tuple[str, int], dict[str, Any]] = {}
-    chosen = lengths or LENGTHS
-    progress = tqdm(total=len(chosen) * len(entries), desc="bench sequences", leave=False)
-    for n in chosen:
+    progress = tqdm(total=len(LENGTHS) * len(entries), desc="bench sequences", leave=False)
+    for n in LENGTHS:
         steps = {}
         for name, entry in entries.items():
             row: dict[str, Any] = {"contestant": name, "n": n, "batch": 1, "heads": 2}
-            row["linear"] = attention_class(entry[0]).linear
-            row["training_bytes"] = in_fresh_process(memory_of_step, entry, n, threads, own)
+            row["training_bytes"] = in_fresh_process(memory_of_step, entry, n, threads, modules)
             if row["training_bytes"] is None:
                 row["note"] = "out of memory"
             else:
@@ -111,9 +106,9 @@ def run(
 def report(content: dict[str, Any], markdown: bool = False) -> str:
     """Milliseconds and megabytes of a step by length, with their exponents."""
     parts = []
-    for heading, quantity, unit, digits in (
-        ("ms at n =", "training_s", 1e-3, 0),
-        ("MB at n =", "training_bytes", 1e6, 0),
+    for heading, quantity, unit in (
+        ("ms at n =", "training_s", 1e-3),
+        ("MB at n =", "training_bytes", 1e6),
     ):
         values = {(row["contestant"], row["n"]): row.get(quantity) for row in content["rows"]}
         sizes = list(dict.fromkeys(n for _, n in values))
@@ -124,7 +119,7 @@ def report(content: dict[str, Any], markdown: bool = False) -> str:
             lines.append(
                 [
                     shown,
-                    *("-" if cell is None else f"{cell / unit:.{digits}f}" for cell in cells),
+                    *("-" if cell is None else f"{cell / unit:.0f}" for cell in cells),
                     "" if growth is None else f"{growth:.2f}",
                 ]
             )

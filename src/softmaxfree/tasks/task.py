@@ -151,12 +151,11 @@ class Task(LightningModule):
             after = [round(epoch * batches) + 1 for epoch in self.milestones]  # timm looks ahead
             return MultiStepLRScheduler(optimizer, after, 0.1, warmup_prefix=False, **warmup)
         falling = {"t_initial": steps, "lr_min": self.min_lr, **warmup}
+        if self.schedule == "cosine":
+            return CosineLRScheduler(optimizer, **falling)
         if self.schedule == "one_cycle":
             falling |= {"t_initial": steps - rising, "warmup_prefix": True}
-            return PolyLRScheduler(optimizer, power=1.0, **falling)
-        if self.schedule == "poly":
-            return PolyLRScheduler(optimizer, power=1.0, **falling)
-        return CosineLRScheduler(optimizer, **falling)
+        return PolyLRScheduler(optimizer, power=1.0, **falling)
 
     @property
     def data(self) -> Data | None:

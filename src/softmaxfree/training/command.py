@@ -222,7 +222,7 @@ class TrainingCLI(LightningCLI):
             self.folder,
             **self.origin,
             seconds=seconds,
-            seconds_per_step=self.pace.seconds / max(self.pace.steps, 1),
+            seconds_per_step=self.pace.seconds / max(trainer.global_step - self.pace.first_step, 1),
             peak_bytes=peak,
             threads=torch.get_num_threads(),
             data_wait=waiting,

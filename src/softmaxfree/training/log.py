@@ -72,9 +72,10 @@ class Pace(Callback):
 
     def __init__(self) -> None:
         self.seconds = self.waited = 0.0
-        self.steps = 0
+        self.first_step = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.first_step = trainer.global_step
         self._begin(trainer)  # an epoch gone on with has no start
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -93,7 +94,6 @@ class Pace(Callback):
     ) -> None:
         before, self.mark = self.mark, time.perf_counter()
         self.seconds += self.mark - before
-        self.steps += 1
         self.samples += len(batch[0]) * trainer.world_size
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
