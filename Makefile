@@ -10,7 +10,7 @@ DATA := $(CURDIR)/.data
 export SOFTMAXFREE_DATA ?= $(DATA)
 endif
 
-.PHONY: help setup data demo test lint clean
+.PHONY: help setup data demo test embedded lint clean
 
 help: ## what there is
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 10
@@ -38,6 +38,12 @@ test: setup data ## all tests, on all cores; those of the compiled code too
 ifneq ($(shell command -v g++),)
 	SOFTMAXFREE_NATIVE=1 XDG_CACHE_HOME=$(CURDIR)/.pytest_cache $(BIN)/python -m pytest -q -n auto --dist worksteal -m 'not slow' tests/ops tests/layers
 endif
+
+embedded: setup ## train the models that come with the package anew: 15 minutes
+	for name in softpp soft softmax performer nystromformer; do \
+		$(BIN)/softmaxfree fit --model.attention $$name --out runs/embedded/$$name && \
+		$(BIN)/python -m softmaxfree.tasks.embedded runs/embedded/$$name || exit 1; \
+	done
 
 lint: setup ## linter, formatter, type checker
 	$(BIN)/ruff check .

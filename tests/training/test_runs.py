@@ -73,8 +73,9 @@ def test_prediction_uses_the_averaged_weights_and_the_runs_preparation(fit: Fit)
     assert not equal(averaged, weights(folder / "last.ckpt"))
     own = {f"model.{name}": tensor for name, tensor in predictor.model.state_dict().items()}
     assert equal(own, averaged)
-    pixels = predictor.transform(Image.open(folder / "example.png").convert("RGB"))
-    assert pixels.shape == (3, 16, 16)
+    pixels = predictor.tensor(Image.open(folder / "example.png").convert("RGB"))
+    assert pixels.shape == (1, 3, 16, 16)
+    assert predictor.seen(pixels).shape == (16, 16, 3)
     assert predictor.probabilities(folder / "example.png").sum() == pytest.approx(1, abs=1e-5)
 
 

@@ -36,18 +36,35 @@ class Classifier:
         self.classes: list[str] = images["classes"] or [
             str(number) for number in range(arguments["num_classes"])
         ]
-        self.transform = evaluation_transform(
-            size or images["size"],
-            crop_pct=images["crop_pct"],
-            interpolation=images["interpolation"],
-            mean=tuple(images["mean"]),
-            std=tuple(images["std"]),
+        self.size = size or images["size"]
+        self.mean, self.std = (torch.tensor(images[name]) for name in ("mean", "std"))
+        self._crop_pct, self._interpolation = images["crop_pct"], images["interpolation"]
+
+    def tensor(self, image: Image.Image, size: int | None = None) -> Tensor:
+        """(1, 3, S, S), as the model takes it.
+
+        Args:
+            image: In RGB.
+            size: Its side S; the classifier's own if not given.
+        """
+        transform = evaluation_transform(
+            size or self.size,
+            crop_pct=self._crop_pct,
+            interpolation=self._interpolation,
+            mean=tuple(self.mean.tolist()),
+            std=tuple(self.std.tolist()),
         )
+        ready: Tensor = transform(image)
+        return ready.unsqueeze(0)
+
+    def seen(self, tensor: Tensor) -> Tensor:
+        """What `tensor` has made of an image, as colours from 0 to 1: (1, 3, S, S) -> (S, S, 3)."""
+        return (tensor[0].permute(1, 2, 0) * self.std + self.mean).clamp(0, 1)
 
     @torch.inference_mode()
     def probabilities(self, path: Path) -> Tensor:
         """(classes) for one file."""
-        logits: Tensor = self.model(self.transform(read_image(path)).unsqueeze(0))
+        logits: Tensor = self.model(self.tensor(read_image(path)))
         return logits.softmax(1)[0]
 
     def top(self, path: Path, count: int) -> list[dict[str, Any]]:

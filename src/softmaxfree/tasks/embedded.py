@@ -1,0 +1,63 @@
+"""Small trained models that come with the package, to look into without training one first.
+
+Five of softpp_nano with different attentions, trained on handwritten digits; `make embedded` trains
+them anew.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+
+from ..files import write_atomically
+from .predict import Classifier, read_run_checkpoint
+
+EMBEDDED = ("softpp", "soft", "softmax", "performer", "nystromformer")
+"""Their attentions."""
+
+_FOLDER = Path(__file__).parents[1] / "weights"
+
+
+def embedded_classifier(attention: str = "softpp", size: int | None = None) -> Classifier:
+    """One of `EMBEDDED`.
+
+    Args:
+        attention: Its name.
+        size: Side to resize images to; 32, as in training, if not given.
+    """
+    if attention not in EMBEDDED:
+        raise ValueError(
+            f"no model with attention {attention!r} is embedded; choose one of {', '.join(EMBEDDED)}"
+        )
+    with safe_open(_file(attention), framework="pt") as file:
+        checkpoint: dict[str, Any] = json.loads(file.metadata()["checkpoint"])
+        checkpoint["state_dict"] = {name: file.get_tensor(name).float() for name in file.keys()}
+    return Classifier(checkpoint, size)
+
+
+def embed(run: Path) -> Path:
+    """Writes the model of a run's folder into the package, its weights in half precision."""
+    checkpoint = read_run_checkpoint(run / "last.ckpt")
+    about = {name: checkpoint[name] for name in ("hyper_parameters", "images")}
+    weights = {
+        name: tensor.half() if tensor.is_floating_point() else tensor
+        for name, tensor in checkpoint["state_dict"].items()
+        if name.startswith("model.")
+    }
+    target = _file(about["hyper_parameters"]["attention"])
+    metadata = {"checkpoint": json.dumps(about, default=str)}
+    write_atomically(target, save({n: t.contiguous() for n, t in weights.items()}, metadata))
+    return target
+
+
+def _file(attention: str) -> Path:
+    return _FOLDER / f"digits-{attention}.safetensors"
+
+
+if __name__ == "__main__":
+    for folder in sys.argv[1:]:
+        print(f"written: {embed(Path(folder))}")
