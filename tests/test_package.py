@@ -25,6 +25,8 @@ ORDER = [
     "tasks",
     "deploy",
     "bench",
+    "figures",
+    "explore",
     "doctor",
     "training",
     "cli",

@@ -9,9 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import safe_open
-from safetensors.torch import save
+from safetensors.torch import load_file, save
 
 from ..files import write_atomically
 from .predict import Classifier, read_run_checkpoint
@@ -30,12 +29,11 @@ def embedded_classifier(attention: str = "softpp", size: int | None = None) -> C
         size: Side to resize images to; 32, as in training, if not given.
     """
     if attention not in EMBEDDED:
-        raise ValueError(
-            f"no model with attention {attention!r} is embedded; choose one of {', '.join(EMBEDDED)}"
-        )
+        known = ", ".join(EMBEDDED)
+        raise ValueError(f"no model with attention {attention!r} is embedded; choose one of {known}")
     with safe_open(_file(attention), framework="pt") as file:
         checkpoint: dict[str, Any] = json.loads(file.metadata()["checkpoint"])
-        checkpoint["state_dict"] = {name: file.get_tensor(name).float() for name in file.keys()}
+    checkpoint["state_dict"] = load_file(_file(attention))
     return Classifier(checkpoint, size)
 
 

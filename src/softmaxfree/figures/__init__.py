@@ -1,0 +1,1 @@
+"""The paper's figures, drawn anew from any model and any images: `softmaxfree figures NAME`."""

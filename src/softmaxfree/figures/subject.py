@@ -1,0 +1,90 @@
+"""What figures are drawn of: trained models and images, given or embedded."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from PIL import Image
+
+from ..analysis.record import AttentionRecord
+from ..analysis.recording import evaluating, recorded_attention
+from ..bench.contestants import find
+from ..data.sources import Digits
+from ..layers.attention import SoftmaxFreeAttention
+from ..layers.multihead import MultiHeadAttention
+from ..layers.table import ATTENTIONS, attention_class
+from ..tasks.embedded import EMBEDDED, embedded_classifier
+from ..tasks.predict import Classifier, read_image, read_run_checkpoint
+
+
+class Subject(NamedTuple):
+    """A trained model with a name and a colour."""
+
+    title: str
+    """Such as SOFT++, for people."""
+    attention: str
+    """Such as softpp, the name of a colour."""
+    classifier: Classifier
+
+    def record(self, image: Image.Image, size: int | None = None) -> dict[str, AttentionRecord]:
+        """The attentions of a forward pass, by the layers' names."""
+        with evaluating(self.classifier.model), recorded_attention(self.classifier.model) as layers:
+            self.classifier.model(self.classifier.tensor(image, size))
+        return layers
+
+
+def subjects(
+    ckpts: Sequence[Path] | None, size: int | None = None, embedded: Sequence[str] = EMBEDDED
+) -> list[Subject]:
+    """Those of the runs' checkpoints, or the embedded ones with the attentions named.
+
+    Args:
+        ckpts: Files such as a run's last.ckpt, of classifiers.
+        size: Side to resize images to; as in training if not given.
+        embedded: Of `EMBEDDED`, where no checkpoints are given.
+    """
+    if not ckpts:
+        return [_subject(embedded_classifier(name, size)) for name in embedded]
+    found = []
+    for path in ckpts:
+        checkpoint = read_run_checkpoint(path)
+        if not (isinstance(checkpoint.get("hyper_parameters"), dict) and "images" in checkpoint):
+            raise ValueError(
+                f"{path} is no checkpoint of a classifier; give the last.ckpt of a run of "
+                "`softmaxfree fit` on images with classes"
+            )
+        found.append(_subject(Classifier(checkpoint, size)))
+    return found
+
+
+def _subject(classifier: Classifier) -> Subject:
+    name = attention_name(classifier)
+    title = find(name).title if name in ATTENTIONS else name
+    return Subject(title, name, classifier)
+
+
+def attention_name(classifier: Classifier) -> str:
+    """The attention of a model's first layers, by its name in the table."""
+    parts = classifier.model.modules()
+    first = next((part for part in parts if isinstance(part, MultiHeadAttention)), None)
+    if first is None:
+        raise ValueError(
+            f"{type(classifier.model).__name__} has no attention of this package to look into; "
+            "give the checkpoint of one of its backbones, or of a model trained with "
+            "--model.attention"
+        )
+    if isinstance(first, SoftmaxFreeAttention):
+        return "softpp" if first.normalize else "soft"
+    return next((name for name in ATTENTIONS if attention_class(name) is type(first)), "other")
+
+
+def given_images(paths: Sequence[Path] | None, count: int) -> dict[str, Image.Image]:
+    """Images by name: the files', or held-out digits, of which there is one of each class first."""
+    if paths:
+        return {path.stem: read_image(path) for path in paths}
+    digits = Digits("val")
+    by_class: dict[int, list[int]] = {}
+    for index in range(len(digits)):
+        by_class.setdefault(digits.load(index)[1], []).append(index)
+    order = [by_class[digit][turn] for turn in range(count // 10 + 1) for digit in sorted(by_class)]
+    return {digits.describe(index): digits.load(index)[0] for index in order[:count]}
