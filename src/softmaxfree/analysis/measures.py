@@ -36,9 +36,9 @@ def measures_of(attention: SoftmaxFreeAttention, factors: Factors) -> Measures:
         eigenvalues,
         condition=_condition(eigenvalues),
         ridged_condition=_condition(eigenvalues + ridge),
-        inverse_norm=_largest(x),
-        middle_norm=_largest(z),
-        bottleneck_norm=_largest(a @ z @ a),
+        inverse_norm=largest_eigenvalue(x),
+        middle_norm=largest_eigenvalue(z),
+        bottleneck_norm=largest_eigenvalue(a @ z @ a),
         norm=spectral_norm(factors),
         residual=torch.linalg.matrix_norm(residual) / torch.linalg.matrix_norm(inverted),
     )
@@ -55,8 +55,8 @@ def _condition(eigenvalues: Tensor) -> Tensor:
     return eigenvalues.abs().amax(-1) / eigenvalues.abs().amin(-1)
 
 
-def _largest(matrices: Tensor) -> Tensor:
-    """The spectral norm of symmetric matrices."""
+def largest_eigenvalue(matrices: Tensor) -> Tensor:
+    """The spectral norm of symmetric matrices: (..., m, m) -> (...)."""
     return _eigenvalues(matrices).abs().amax(-1)
 
 

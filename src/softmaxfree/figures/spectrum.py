@@ -1,20 +1,206 @@
-"""`softmaxfree figures spectrum`: eigenvalues of a bottleneck matrix, and norms against m."""
+"""`softmaxfree figures spectrum`: eigenvalues of a bottleneck matrix, norms against m."""
 
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor
+from tqdm import tqdm
 
+from ..analysis.measures import largest_eigenvalue
+from ..analysis.rows import chosen_layer
 from ..bench.measure import exponent
-from .drawing import COLORS, axes, save
-from .subject import Subject
+from ..bench.pictures import COLORS
+from ..bench.results import table
+from ..layers.attention import SoftmaxFreeAttention
+from ..ops.inverse import INVERSES
+from ..ops.kernel import kernel_matrix, token_scale
+from .drawing import panels, save
+from .subject import Subject, given_images, subjects
 
-COUNTS = [49, 100, 196, 324, 576, 1024]
+SIDES = [7, 10, 14, 18, 24, 32]
+"""Of grids of bottleneck tokens."""
+SHOWN = 14
+"""The one whose eigenvalues are drawn."""
+IMAGES = 4
+STEPS = 20
+"""Of the paper's iteration."""
 
 
-def norms(a: Tensor) -> tuple[Tensor, Tensor]:
-    """|A^+| and |D^-1/2 A^+ D^-1/2| of matrices (..., m, m) in float64."""
-    inverse = torch.linalg.pinv(a, hermitian=True)
-    root = a.sum(-1).rsqrt()
-    normalised = root.unsqueeze(-1) * inverse * root.unsqueeze(-2)
-    return tuple(torch.linalg.matrix_norm(x, 2) for x in (inverse, normalised))
+class Point(NamedTuple):
+    """Spectral norms of one head of one image."""
+
+    image: str
+    head: int
+    m: int
+    inverse: str
+    """How A^+ is computed: `exact`, or by steps of the paper's iteration, `newton`."""
+    full_rank: bool
+    """No eigenvalue of A is lost in float64's rounding; if one is, it is left out of A^+."""
+    soft: float
+    """|A^+|."""
+    softpp: float
+    """|D^-1/2 A^+ D^-1/2|."""
+    soft_attention: float
+    """|A A^+ A|, attention among the bottleneck tokens."""
+    softpp_attention: float
+    """|A D^-1/2 A^+ D^-1/2 A|."""
+
+
+def bottleneck_matrix(q: Tensor, side: int) -> Tensor:
+    """A in float64, for tokens (heads, d, H, W) averaged on a grid: (heads, side^2, side^2)."""
+    pooled = F.adaptive_avg_pool2d(q.double(), side).flatten(2).mT  # (heads, m, d)
+    return kernel_matrix(pooled * token_scale(pooled.shape[-1]))
+
+
+def tokens(subject: Subject, image: Image.Image, layer: int | str) -> Tensor:
+    """A layer's tokens (heads, d, H, W), of an image so large that there are enough of them."""
+    classifier = subject.classifier
+    record = chosen_layer(subject.record(image), layer)
+    if not isinstance(record.attention, SoftmaxFreeAttention):
+        raise ValueError(
+            f"layer {record.name!r} of {subject.title} has no bottleneck matrix; choose one of "
+            "SOFT or SOFT++"
+        )
+    smallest = min(record.layout.size)
+    if smallest < max(SIDES):
+        size = classifier.size * math.ceil(max(SIDES) / smallest)
+        record = subject.record(image, size)[record.name]
+    q = record.q[0, :, record.attention.prefix_tokens :]
+    return q.mT.unflatten(-1, record.layout.size)
+
+
+def points(name: str, q: Tensor) -> Iterator[Point]:
+    """Of tokens (heads, d, H, W), for every size of A."""
+    for side in SIDES:
+        a = bottleneck_matrix(q, side)
+        eigenvalues = torch.linalg.eigvalsh(a)  # (heads, m)
+        lost = torch.finfo(a.dtype).eps * a.shape[-1] * eigenvalues[:, -1]
+        full_rank = (eigenvalues[:, 0] > lost).tolist()
+        root = a.sum(-1).rsqrt()
+        for inverse in ("exact", "newton"):
+            x = INVERSES[inverse](a, STEPS, 0.0)
+            z = root.unsqueeze(-1) * x * root.unsqueeze(-2)
+            norms = [largest_eigenvalue(y).tolist() for y in (x, z, a @ x @ a, a @ z @ a)]
+            for head, found in enumerate(zip(*norms)):
+                yield Point(name, head, side**2, inverse, full_rank[head], *found)
+
+
+def mean_norms(
+    found: Iterable[Point], inverse: str, quantity: str
+) -> tuple[list[int], list[float]]:
+    """Sizes m at which all matrices have full rank, and the (geometric) mean norms there."""
+    by_size: dict[int, list[Point]] = {}
+    for point in found:
+        if point.inverse == inverse:
+            by_size.setdefault(point.m, []).append(point)
+    whole = {m: own for m, own in by_size.items() if all(point.full_rank for point in own)}
+    used = by_size if inverse == "newton" else whole
+    means = [
+        math.exp(statistics.fmean(math.log(getattr(point, quantity)) for point in own))
+        for own in used.values()
+    ]
+    return [*used], means
+
+
+def growth(found: Iterable[Point], inverse: str, quantity: str) -> float | None:
+    """The p of norm ~ m^p; None where fewer than two sizes have full rank."""
+    sizes, means = mean_norms(found, inverse, quantity)
+    return exponent(sizes, means) if len(sizes) > 1 else None
+
+
+def run(ckpt: Path | None, images: Sequence[Path] | None, layer: int | str, out: Path) -> None:
+    """Draws it, writes the numbers and says how the norms grow."""
+    (subject,) = subjects([ckpt] if ckpt else None, embedded=["softpp"])
+    given = given_images(images, IMAGES)
+    found: list[Point] = []
+    shown: dict[str, Tensor] = {}
+    for name, image in tqdm(given.items(), "spectrum", leave=False):
+        q = tokens(subject, image, layer)
+        shown[name] = torch.linalg.eigvalsh(bottleneck_matrix(q, SHOWN)).flip(-1)
+        found += points(name, q)
+    figure, (axes,) = panels(3, width=4.3, height=4.2)
+    _draw_eigenvalues(axes[0], shown)
+    _draw_norms(axes[1], found, "")
+    axes[1].set(title="the inverse", ylabel="spectral norm")
+    axes[1].axhline(100, color="black", linewidth=0.8, linestyle=(0, (1, 3)))
+    axes[1].text(49, 110, "most with the default ridge", fontsize=8)
+    _draw_norms(axes[2], found, "_attention")
+    axes[2].set(title="attention among bottleneck tokens", ylabel="spectral norm")
+    for ax in axes:
+        ax.grid(alpha=0.3)
+    save(
+        figure, [*_eigenvalue_rows(shown), *(point._asdict() for point in found)], out / "spectrum"
+    )
+    print(growth_table(found))
+
+
+METHODS = {"soft": ("SOFT", "A⁺"), "softpp": ("SOFT++", "D⁻¹ᐟ²A⁺D⁻¹ᐟ²")}
+LINES = {"exact": "-", "newton": "--"}
+
+
+def _draw_eigenvalues(ax: Any, shown: dict[str, Tensor]) -> None:
+    for number, values in enumerate(torch.cat([*shown.values()]).clamp(min=1e-17).tolist()):
+        label = None if number else "one head of one image"
+        ax.plot(
+            range(1, len(values) + 1), values, color=COLORS["softpp"], alpha=0.4, lw=1, label=label
+        )
+    ax.axhline(0.01, color="black", linewidth=0.8, linestyle=(0, (1, 3)))
+    ax.text(len(values), 0.014, "default ridge", ha="right", fontsize=8)
+    ax.set(yscale="log", xlabel="number", ylabel="eigenvalue")
+    ax.set_title(f"eigenvalues of A, m = {SHOWN**2}")
+    ax.legend(frameon=False)
+
+
+def _draw_norms(ax: Any, found: Sequence[Point], suffix: str) -> None:
+    for name, (title, formula) in METHODS.items():
+        quantity = name + suffix
+        what = f"A·{formula}·A" if suffix else formula
+        for inverse, line in LINES.items():
+            own = [point for point in found if point.inverse == inverse]
+            ax.plot(
+                [point.m for point in own], [getattr(point, quantity) for point in own],
+                "+", color=COLORS[name], alpha=0.35, markersize=5,
+            )  # fmt: skip
+            power = growth(found, inverse, quantity)
+            how = "exact" if inverse == "exact" else f"{STEPS} steps"
+            label = f"{title}: {what}, {how}" + ("" if power is None else f"  ~ m^{power:.1f}")
+            sizes, means = mean_norms(found, inverse, quantity)
+            ax.plot(sizes, means, line, color=COLORS[name], label=label)
+    sizes = [side**2 for side in SIDES]
+    ax.set(xscale="log", yscale="log", xlabel="bottleneck tokens m")
+    ax.set_xticks(sizes, [f"{m:,}" for m in sizes])
+    ax.minorticks_off()
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False, fontsize=8)
+
+
+def _eigenvalue_rows(shown: dict[str, Tensor]) -> list[dict[str, Any]]:
+    return [
+        {"image": image, "head": head, "m": SHOWN**2, "number": number, "eigenvalue": value}
+        for image, heads in shown.items()
+        for head, values in enumerate(heads.tolist())
+        for number, value in enumerate(values, 1)
+    ]
+
+
+def growth_table(found: Sequence[Point]) -> str:
+    """The fitted exponents beside the paper's."""
+    quantities = {
+        "soft": ("|A^+|", "2"),
+        "softpp": ("|D^-1/2 A^+ D^-1/2|", "1"),
+        "soft_attention": ("|A A^+ A|", "-"),
+        "softpp_attention": ("|A D^-1/2 A^+ D^-1/2 A|", "-"),
+    }
+    rows = []
+    for quantity, (title, paper) in quantities.items():
+        powers = [growth(found, inverse, quantity) for inverse in LINES]
+        rows.append([title, *("-" if power is None else f"{power:.2f}" for power in powers), paper])
+    header = ["spectral norm", "exact: m^", f"{STEPS} steps: m^", "paper: m^"]
+    used, _ = mean_norms(found, "exact", "soft")
+    note = f"The exact inverse is fitted where A has full rank in float64, m = {used}.\n\n"
+    return note + table(header, rows)

@@ -43,8 +43,12 @@ def subjects(
         size: Side to resize images to; as in training if not given.
         embedded: Of `EMBEDDED`, where no checkpoints are given.
     """
-    if not ckpts:
+    if size is not None and size < 1:
+        raise ValueError(f"--size must be at least 1 pixel, got {size}")
+    if ckpts is None:
         return [_subject(embedded_classifier(name, size)) for name in embedded]
+    if not ckpts:
+        raise ValueError("--ckpts is empty; name files, or leave it out for the embedded models")
     found = []
     for path in ckpts:
         checkpoint = read_run_checkpoint(path)
@@ -54,13 +58,23 @@ def subjects(
                 "`softmaxfree fit` on images with classes"
             )
         found.append(_subject(Classifier(checkpoint, size)))
-    return found
+    return _told_apart(found, ckpts)
 
 
 def _subject(classifier: Classifier) -> Subject:
     name = attention_name(classifier)
-    title = find(name).title if name in ATTENTIONS else name
-    return Subject(title, name, classifier)
+    if name == "softmax":
+        return Subject("softmax", name, classifier)
+    return Subject(find(name).title if name in ATTENTIONS else name, name, classifier)
+
+
+def _told_apart(found: list[Subject], ckpts: Sequence[Path]) -> list[Subject]:
+    """Those of one attention have their runs' names in their titles, or numbers."""
+    titles = [subject.title for subject in found]
+    for label in (lambda i: ckpts[i].absolute().parent.name, lambda i: str(i + 1)):
+        common = {title for title in titles if titles.count(title) > 1}
+        titles = [f"{t} ({label(i)})" if t in common else t for i, t in enumerate(titles)]
+    return [subject._replace(title=title) for subject, title in zip(found, titles)]
 
 
 def attention_name(classifier: Classifier) -> str:
@@ -79,9 +93,18 @@ def attention_name(classifier: Classifier) -> str:
 
 
 def given_images(paths: Sequence[Path] | None, count: int) -> dict[str, Image.Image]:
-    """Images by name: the files', or held-out digits, of which there is one of each class first."""
-    if paths:
-        return {path.stem: read_image(path) for path in paths}
+    """Images by name: the files', or held-out digits, of which there is one of each class first.
+
+    A name that an earlier file has is numbered.
+    """
+    if paths is not None:
+        if not paths:
+            raise ValueError("--images is empty; name files, or leave it out for digits")
+        found: dict[str, Image.Image] = {}
+        for number, path in enumerate(paths, 1):
+            name = path.stem if path.stem not in found else f"{path.stem}-{number}"
+            found[name] = read_image(path)
+        return found
     digits = Digits("val")
     by_class: dict[int, list[int]] = {}
     for index in range(len(digits)):

@@ -30,7 +30,9 @@ def embedded_classifier(attention: str = "softpp", size: int | None = None) -> C
     """
     if attention not in EMBEDDED:
         known = ", ".join(EMBEDDED)
-        raise ValueError(f"no model with attention {attention!r} is embedded; choose one of {known}")
+        raise ValueError(
+            f"no model with attention {attention!r} is embedded; choose one of {known}"
+        )
     with safe_open(_file(attention), framework="pt") as file:
         checkpoint: dict[str, Any] = json.loads(file.metadata()["checkpoint"])
     checkpoint["state_dict"] = load_file(_file(attention))
