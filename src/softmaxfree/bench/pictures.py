@@ -1,52 +1,109 @@
-"""Pictures of results."""
+"""Pictures of results: the colours of all figures, lines over the number of tokens, bars."""
 
 import io
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from ..files import write_atomically
-from .contestants import PACKAGES
+from .contestants import PACKAGES, VARIANTS
 
 try:
     import matplotlib as mpl
 except ImportError:
     raise ModuleNotFoundError(
-        "pictures need matplotlib; install it with: pip install 'softmaxfree[plots]'"
+        "pictures need matplotlib; install it with: pip install 'softmaxfree[plots]'",
+        name="matplotlib",
     ) from None
 mpl.use("agg")
 
 import matplotlib.pyplot as plt
 
 COLORS = {
-    "op_softpp": "#0b6e4f",
-    "op_released": "#c8553d",
-    "op_released_lean": "#e8a87c",
-    "op_sdpa": "#3d5a80",
-    "op_softmax": "#98c1d9",
-    "softpp": "#0b6e4f",
-    "soft": "#54b48c",
-    "softmax": "#3d5a80",
-    "softmax_plain": "#1d2d44",
-    "linformer": "#c8553d",
-    "spatial_reduction": "#8d6a9f",
-    "spatial_reduction_pooled": "#c3a6d1",
-    "performer": "#e09f3e",
-    "nystromformer": "#b5179e",
-    "reformer": "#6c757d",
-    "skyformer": "#00a6a6",
-    "gaussian": "#98c1d9",
-    "linformer_package": "#c8553d",
-    "nystrom_attention": "#b5179e",
-    "performer_pytorch": "#e09f3e",
-    "reformer_pytorch": "#6c757d",
+    "softpp": "#0072B2",
+    "soft": "#56B4E9",
+    "softmax": "#000000",
+    "linformer": "#D55E00",
+    "performer": "#E69F00",
+    "nystromformer": "#CC79A7",
+    "reformer": "#999999",
+    "skyformer": "#009E73",
+    "spatial_reduction": "#8C6D31",
+    "gaussian": "#332288",
+    "softpp_128": "#004C78",
+    "soft_128": "#9AD2F2",
+    "softmax_plain": "#555555",
+    "spatial_reduction_pooled": "#C2A35D",
+    "linformer_package": "#D55E00",
+    "performer_pytorch": "#E69F00",
+    "nystrom_attention": "#CC79A7",
+    "reformer_pytorch": "#999999",
+    "op_softpp": "#0072B2",
+    "op_released": "#56B4E9",
+    "op_released_lean": "#B5DDF5",
+    "op_sdpa": "#000000",
+    "op_softmax": "#555555",
 }
-"""A package has its method's colour, and a dashed line."""
+"""By contestant: Okabe and Ito's colours, which are told apart with any vision of colours, and
+three more. A variant has a shade of its method's colour, a package the colour itself."""
+
+MARKERS = {
+    "softpp": "o",
+    "soft": "s",
+    "softmax": "^",
+    "linformer": "v",
+    "performer": "D",
+    "nystromformer": "P",
+    "reformer": "X",
+    "skyformer": "*",
+    "spatial_reduction": "<",
+    "gaussian": ">",
+    "softpp_128": "o",
+    "soft_128": "s",
+    "softmax_plain": "^",
+    "spatial_reduction_pooled": "<",
+    "linformer_package": "v",
+    "performer_pytorch": "D",
+    "nystrom_attention": "P",
+    "reformer_pytorch": "X",
+    "op_softpp": "o",
+    "op_released": "s",
+    "op_released_lean": "s",
+    "op_sdpa": "^",
+    "op_softmax": "^",
+}
+"""A shape for each method, so that lines are told apart in grey too."""
+
+HOLLOW = {*PACKAGES, *VARIANTS, "softpp_128", "soft_128", "op_released_lean", "op_softmax"}
+"""Whose markers are: another form of what has the same shape."""
+
+OTHER_COLOR, OTHER_MARKER = "#661100", "h"
+"""Of an attention that somebody has registered."""
+
+PEER_COLOR = "#7F7F7F"
+"""Of other people's models, which have their names beside them."""
+
+QUANTITIES = {
+    "forward_s": ("time, forward", "ms", 1e-3),
+    "training_s": ("time, forward + backward", "ms", 1e-3),
+    "forward_bytes": ("memory, forward", "MB", 1e6),
+    "training_bytes": ("memory, forward + backward", "MB", 1e6),
+}
+"""What is drawn over n: title, unit, and how many seconds or bytes that is."""
 
 
 def draw_attention(content: dict[str, Any], path: Path) -> None:
     """Lines over n where the cases differ in n alone, bars for each case otherwise."""
     cases = {(row["batch"], row["heads"]) for row in content["rows"]}
     save(_lines(content) if len(cases) == 1 else _bars(content), path)
+
+
+def draw_memory(content: dict[str, Any], path: Path) -> None:
+    """The paper's figure: memory of 12 layers against the number of tokens."""
+    figure, ax = plt.subplots(figsize=(8.2, 4.6), layout="constrained")
+    memory_panel(ax, content)
+    ax.legend(*entries(ax), loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=9)
+    save(figure, path)
 
 
 def save(figure: Any, path: Path) -> None:
@@ -57,84 +114,90 @@ def save(figure: Any, path: Path) -> None:
     write_atomically(path, buffer.getvalue())
 
 
+def style(name: str) -> dict[str, Any]:
+    """How a contestant is drawn: ours thick, SOFT on top of it, packages dashed."""
+    ours = name.endswith("softpp")
+    color = COLORS.get(name, OTHER_COLOR)
+    return {
+        "color": color,
+        "linewidth": 2.6 if ours else 1.4,
+        "linestyle": "--" if name in PACKAGES else "-",
+        "marker": MARKERS.get(name, OTHER_MARKER),
+        "markersize": 7.5 if ours else 4 if name == "soft" else 5,
+        "markerfacecolor": "white" if name in HOLLOW else color,
+        "zorder": 3 if ours else 4 if name == "soft" else 2,
+    }
+
+
+def points(content: dict[str, Any], quantity: str) -> dict[str, list[tuple[int, float]]]:
+    """Tokens and values by contestant, where there are values."""
+    found: dict[str, list[tuple[int, float]]] = {name: [] for name in content["titles"]}
+    for row in content["rows"]:
+        if row.get(quantity):
+            found[row["contestant"]].append((row["n"], row[quantity]))
+    return {name: values for name, values in found.items() if values}
+
+
+def panel(ax: Any, content: dict[str, Any], quantity: str) -> None:
+    """A quantity against n, both in logarithms: a line for each contestant, and its exponent."""
+    title, unit, size = QUANTITIES[quantity]
+    for name, values in points(content, quantity).items():
+        growth = content["exponents"].get(name)
+        if isinstance(growth, dict):
+            growth = growth.get(quantity)
+        label = content["titles"][name] + (f"  ~ $n^{{{growth:.2f}}}$" if growth else "")
+        ax.plot(*zip(*((n, value / size) for n, value in values)), label=label, **style(name))
+    ax.set(xscale="log", yscale="log", xlabel="tokens n", title=title, ylabel=unit)
+    ax.grid(alpha=0.3)
+    sizes = sorted({row["n"] for row in content["rows"]})
+    shown = _apart(sizes)
+    ax.set_xticks(shown, [f"{n:,}" for n in shown], rotation=45 if len(shown) > 5 else 0)
+    ax.set_xticks([n for n in sizes if n not in shown], minor=True, labels=[])
+    ax.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+
+
+def memory_panel(ax: Any, content: dict[str, Any]) -> None:
+    """What `softmaxfree bench memory` measures: the paper's figure, but in logarithms, where lines
+    that are a tenth of others are told apart."""
+    panel(ax, content, "training_bytes")
+    ax.set_title("memory of 12 layers in training, batch 1")
+
+
+def entries(ax: Any) -> tuple[list[Any], list[str]]:
+    """Of a legend: lines and labels in the order in which the lines end, from the top."""
+    lines = sorted(ax.get_lines(), key=lambda line: -line.get_ydata()[-1])
+    return lines, [line.get_label() for line in lines]
+
+
+def _apart(sizes: Iterable[int]) -> list[int]:
+    """Those of which each is about twice the one before or more: their labels have room."""
+    shown: list[int] = []
+    for n in sizes:
+        if not shown or n >= 1.9 * shown[-1]:
+            shown.append(n)
+    return shown
+
+
 def _lines(content: dict[str, Any]) -> Any:
-    rows = content["rows"]
-    quantities = [
-        (key, title, unit)
-        for key, title, unit in (
-            ("forward_s", "time, forward (s)", 1),
-            ("training_s", "time, forward + backward (s)", 1),
-            ("forward_bytes", "memory, forward (MB)", 1e6),
-            ("training_bytes", "memory, forward + backward (MB)", 1e6),
-        )
-        if any(row.get(key) for row in rows)
-    ]
-    width = 4.6 if len(content["titles"]) <= 4 else 6.6
+    quantities = [key for key in QUANTITIES if points(content, key)]
+    few = len(content["titles"]) <= 4
     figure, axes = plt.subplots(
         1,
         len(quantities),
-        figsize=(width * len(quantities), 4.2),
+        figsize=((4.6 if few else 6.6) * len(quantities), 4.2),
         layout="constrained",
         squeeze=False,
     )
-    for ax, (key, title, unit) in zip(axes[0], quantities):
-        for name in dict.fromkeys(row["contestant"] for row in rows):
-            points = [
-                (row["n"], row[key] / unit)
-                for row in rows
-                if row["contestant"] == name and row.get(key)
-            ]
-            growth = content["exponents"].get(name, {}).get(key)
-            label = content["titles"][name] + (f"  ~ n^{growth:.2f}" if growth else "")
-            if points:
-                ax.plot(*zip(*points), label=label, **_style(name))
-        ax.set(xscale="log", yscale="log", xlabel="tokens n", title=title)
-        sizes = sorted({row["n"] for row in rows})
-        ax.set_xticks(sizes, [f"{n:,}" for n in sizes], rotation=45)
-        ax.minorticks_off()
-        ax.grid(alpha=0.3)
-        bottom, top = ax.get_ylim()
-        lines = len(ax.get_lines())
-        if lines <= 4:
+    for ax, quantity in zip(axes[0], quantities):
+        panel(ax, content, quantity)
+        if few:
+            bottom, top = ax.get_ylim()
             ax.set_ylim(bottom, top * (top / bottom) ** 0.4)  # room for the legend
-            ax.legend(loc="upper left", frameon=False)
+            ax.legend(*entries(ax), loc="upper left", frameon=False)
         else:
-            ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
+            beside = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
+            ax.legend(*entries(ax), **beside, frameon=False, fontsize=9)
     return figure
-
-
-def draw_memory(content: dict[str, Any], path: Path) -> None:
-    """The paper's figure: memory of 12 layers against the number of tokens, on plain axes."""
-    figure, ax = plt.subplots(figsize=(8.2, 4.6), layout="constrained")
-    for name, title in content["titles"].items():
-        points = [
-            (row["n"], row["training_bytes"] / 1e9)
-            for row in content["rows"]
-            if row["contestant"] == name and row.get("training_bytes")
-        ]
-        growth = content["exponents"].get(name)
-        if points:
-            label = title + (f"  ~ n^{growth:.2f}" if growth else "")
-            ax.plot(*zip(*points), label=label, **_style(name))
-    sizes = sorted({row["n"] for row in content["rows"]})
-    ax.set_xticks(sizes, [f"{n:,}" for n in sizes])
-    ax.set(xlabel="tokens n", ylabel="GB", title="memory of 12 layers in training, batch 1")
-    ax.grid(alpha=0.3)
-    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
-    save(figure, path)
-
-
-def _style(name: str) -> dict[str, Any]:
-    """How a contestant is drawn: ours thick, packages dashed, others plain."""
-    ours = name.endswith("softpp")
-    return {
-        "color": COLORS.get(name, "black"),
-        "linewidth": 2.6 if ours else 1.3,
-        "linestyle": "--" if name in PACKAGES else "-",
-        "marker": "o",
-        "markersize": 5 if ours else 3,
-        "zorder": 3 if ours else 2,
-    }
 
 
 def _bars(content: dict[str, Any]) -> Any:
@@ -153,7 +216,7 @@ def _bars(content: dict[str, Any]) -> Any:
                 places,
                 ratios,
                 0.8 / len(names),
-                color=COLORS.get(name, "black"),
+                color=COLORS.get(name, OTHER_COLOR),
                 label=content["titles"][name],
             )
         ax.axhline(1, color="black", linewidth=0.8, linestyle="--")
