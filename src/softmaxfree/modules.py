@@ -29,6 +29,8 @@ def needs(extra: str, what: str = "this") -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
+        if error.name is None:  # said already, by one inside of this
+            raise
         raise ModuleNotFoundError(
             f"{what} needs {error.name}; install it with: pip install 'softmaxfree[{extra}]'"
         ) from error
