@@ -5,9 +5,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..bench.pictures import plt
 from ..bench.results import rows_as_csv
 from ..files import write_atomically
+from ..modules import needs
+
+with needs("plots", "a figure"):
+    import matplotlib as mpl
+mpl.use("agg")
+
+import matplotlib.pyplot as plt
 
 
 def panels(columns: int, rows: int = 1, width: float = 3.4, height: float = 3.0) -> tuple[Any, Any]:
