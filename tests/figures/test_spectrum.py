@@ -10,23 +10,26 @@ from softmaxfree.cli import main
 from softmaxfree.figures import spectrum
 from softmaxfree.figures.spectrum import Point
 from softmaxfree.figures.subject import given_images, subjects
-from softmaxfree.ops.kernel import kernel_matrix, token_scale
+from softmaxfree.ops.kernel import kernel_matrix
 
 
-def test_as_many_bottleneck_tokens_as_tokens_give_the_kernel_of_the_tokens() -> None:
-    q = torch.randn(2, 8, 4, 4, dtype=torch.float64)
-    tokens = q.flatten(2).mT * token_scale(8)
-    torch.testing.assert_close(spectrum.bottleneck_matrix(q, 4), kernel_matrix(tokens))
+def test_the_matrix_is_the_layers_own_at_the_size_that_has_so_many_tokens() -> None:
+    (subject,) = subjects(None, embedded=["softpp"])
+    (image,) = given_images(None, 1).values()
+    a = spectrum.bottleneck_matrix(subject, image, 0, side=7)
+    assert a.shape == (2, 49, 49)
+    own = subject.record(image, 56)["stages.0.blocks.0.attention"].factors().A[0]
+    torch.testing.assert_close(a, own.double())
+    with pytest.raises(ValueError, match="layer must be a name or a number"):
+        spectrum.bottleneck_matrix(subject, image, 9, side=7)
 
 
-def test_norms_are_those_of_the_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spectrum, "SIDES", [3])
-    q = 3 * torch.randn(2, 8, 6, 6, dtype=torch.float64)
-    a = spectrum.bottleneck_matrix(q, 3)
+def test_norms_are_those_of_the_matrices() -> None:
+    a = kernel_matrix(3 * torch.randn(2, 9, 8, dtype=torch.float64))
     root = a.sum(-1).rsqrt()
     inverse = torch.linalg.inv(a)
     normalised = root.unsqueeze(-1) * inverse * root.unsqueeze(-2)
-    points = [point for point in spectrum.points("image", q) if point.inverse == "exact"]
+    points = [point for point in spectrum.points("image", [a]) if point.inverse == "exact"]
     for point, x, z, one in zip(points, inverse, normalised, a):
         assert point.full_rank
         assert point.m == 9
@@ -47,22 +50,22 @@ def test_the_growth_is_fitted_where_the_rank_is_full() -> None:
     assert "m = [49, 100, 196]" in spectrum.growth_table(found)
 
 
-def test_a_small_image_is_enlarged_until_there_are_enough_tokens(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    (subject,) = subjects(None, embedded=["softpp"])
+def test_models_without_a_growing_bottleneck_are_refused() -> None:
     (image,) = given_images(None, 1).values()
-    assert spectrum.tokens(subject, image, 0).shape == (2, 16, 32, 32)
-    monkeypatch.setattr(spectrum, "SIDES", [8])
-    assert spectrum.tokens(subject, image, 0).shape == (2, 16, 16, 16)
-    with pytest.raises(ValueError, match="layer must be a name or a number"):
-        spectrum.tokens(subject, image, 9)
+    (softmax,) = subjects(None, embedded=["softmax"])
+    with pytest.raises(ValueError, match="has no bottleneck matrix; choose one of SOFT"):
+        spectrum.bottleneck_matrix(softmax, image, 0, side=7)
+    (fixed,) = subjects(None, embedded=["softpp"])
+    sampler = fixed.classifier.model.get_submodule("stages.0.blocks.0.attention").sampler
+    sampler.tokens = 16
+    with pytest.raises(ValueError, match="has 16 bottleneck tokens at all sizes; take a model"):
+        spectrum.bottleneck_matrix(fixed, image, 0, side=7)
 
 
 def test_the_command_draws_writes_and_tells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(spectrum, "SIDES", [2, 3])
+    monkeypatch.setattr(spectrum, "SIDES", [3, 4])
     monkeypatch.setattr(spectrum, "SHOWN", 3)
     monkeypatch.setattr(spectrum, "IMAGES", 1)
     main(["figures", "spectrum", "--out", str(tmp_path)])

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
@@ -19,12 +18,11 @@ from ..bench.pictures import COLORS
 from ..bench.results import table
 from ..layers.attention import SoftmaxFreeAttention
 from ..ops.inverse import INVERSES
-from ..ops.kernel import kernel_matrix, token_scale
 from .drawing import panels, save
 from .subject import Subject, given_images, subjects
 
 SIDES = [7, 10, 14, 18, 24, 32]
-"""Of grids of bottleneck tokens."""
+"""Of grids of bottleneck tokens, for which images are enlarged."""
 SHOWN = 14
 """The one whose eigenvalues are drawn."""
 IMAGES = 4
@@ -52,33 +50,31 @@ class Point(NamedTuple):
     """|A D^-1/2 A^+ D^-1/2 A|."""
 
 
-def bottleneck_matrix(q: Tensor, side: int) -> Tensor:
-    """A in float64, for tokens (heads, d, H, W) averaged on a grid: (heads, side^2, side^2)."""
-    pooled = F.adaptive_avg_pool2d(q.double(), side).flatten(2).mT  # (heads, m, d)
-    return kernel_matrix(pooled * token_scale(pooled.shape[-1]))
+def bottleneck_matrix(subject: Subject, image: Image.Image, layer: int | str, side: int) -> Tensor:
+    """A of a layer in float64, (heads, m, m), of an image so large that m is about side^2.
 
-
-def tokens(subject: Subject, image: Image.Image, layer: int | str) -> Tensor:
-    """A layer's tokens (heads, d, H, W), of an image so large that there are enough of them."""
-    classifier = subject.classifier
+    Bottleneck tokens are as many as the model makes of an image of that size.
+    """
     record = chosen_layer(subject.record(image), layer)
     if not isinstance(record.attention, SoftmaxFreeAttention):
         raise ValueError(
             f"layer {record.name!r} of {subject.title} has no bottleneck matrix; choose one of "
             "SOFT or SOFT++"
         )
-    smallest = min(record.layout.size)
-    if smallest < max(SIDES):
-        size = classifier.size * math.ceil(max(SIDES) / smallest)
-        record = subject.record(image, size)[record.name]
-    q = record.q[0, :, record.attention.prefix_tokens :]
-    return q.mT.unflatten(-1, record.layout.size)
+    sampler: Any = record.attention.sampler
+    if sampler.tokens is not None:
+        raise ValueError(
+            f"layer {record.name!r} of {subject.title} has {sampler.tokens} bottleneck tokens at "
+            "all sizes; take a model whose bottleneck grows with the image, without `tokens`"
+        )
+    now = math.sqrt(record.factors().A.shape[-1] - record.attention.prefix_tokens)
+    size = round(subject.classifier.size * side / now)
+    return subject.record(image, size)[record.name].factors().A[0].double()
 
 
-def points(name: str, q: Tensor) -> Iterator[Point]:
-    """Of tokens (heads, d, H, W), for every size of A."""
-    for side in SIDES:
-        a = bottleneck_matrix(q, side)
+def points(name: str, matrices: Iterable[Tensor]) -> Iterator[Point]:
+    """Of an image's bottleneck matrices (heads, m, m), of several m."""
+    for a in matrices:
         eigenvalues = torch.linalg.eigvalsh(a)  # (heads, m)
         lost = torch.finfo(a.dtype).eps * a.shape[-1] * eigenvalues[:, -1]
         full_rank = (eigenvalues[:, 0] > lost).tolist()
@@ -88,7 +84,7 @@ def points(name: str, q: Tensor) -> Iterator[Point]:
             z = root.unsqueeze(-1) * x * root.unsqueeze(-2)
             norms = [largest_eigenvalue(y).tolist() for y in (x, z, a @ x @ a, a @ z @ a)]
             for head, found in enumerate(zip(*norms)):
-                yield Point(name, head, side**2, inverse, full_rank[head], *found)
+                yield Point(name, head, a.shape[-1], inverse, full_rank[head], *found)
 
 
 def mean_norms(
@@ -121,9 +117,9 @@ def run(ckpt: Path | None, images: Sequence[Path] | None, layer: int | str, out:
     found: list[Point] = []
     shown: dict[str, Tensor] = {}
     for name, image in tqdm(given.items(), "spectrum", leave=False):
-        q = tokens(subject, image, layer)
-        shown[name] = torch.linalg.eigvalsh(bottleneck_matrix(q, SHOWN)).flip(-1)
-        found += points(name, q)
+        matrices = {side: bottleneck_matrix(subject, image, layer, side) for side in SIDES}
+        shown[name] = torch.linalg.eigvalsh(matrices[SHOWN]).flip(-1)
+        found += points(name, matrices.values())
     figure, (axes,) = panels(3, width=4.3, height=4.2)
     _draw_eigenvalues(axes[0], shown)
     _draw_norms(axes[1], found, "")
@@ -153,7 +149,7 @@ def _draw_eigenvalues(ax: Any, shown: dict[str, Tensor]) -> None:
     ax.axhline(0.01, color="black", linewidth=0.8, linestyle=(0, (1, 3)))
     ax.text(len(values), 0.014, "default ridge", ha="right", fontsize=8)
     ax.set(yscale="log", xlabel="number", ylabel="eigenvalue")
-    ax.set_title(f"eigenvalues of A, m = {SHOWN**2}")
+    ax.set_title(f"eigenvalues of A, m = {len(values)}")
     ax.legend(frameon=False)
 
 
@@ -172,7 +168,7 @@ def _draw_norms(ax: Any, found: Sequence[Point], suffix: str) -> None:
             label = f"{title}: {what}, {how}" + ("" if power is None else f"  ~ m^{power:.1f}")
             sizes, means = mean_norms(found, inverse, quantity)
             ax.plot(sizes, means, line, color=COLORS[name], label=label)
-    sizes = [side**2 for side in SIDES]
+    sizes = sorted({point.m for point in found})
     ax.set(xscale="log", yscale="log", xlabel="bottleneck tokens m")
     ax.set_xticks(sizes, [f"{m:,}" for m in sizes])
     ax.minorticks_off()
@@ -181,7 +177,7 @@ def _draw_norms(ax: Any, found: Sequence[Point], suffix: str) -> None:
 
 def _eigenvalue_rows(shown: dict[str, Tensor]) -> list[dict[str, Any]]:
     return [
-        {"image": image, "head": head, "m": SHOWN**2, "number": number, "eigenvalue": value}
+        {"image": image, "head": head, "m": len(values), "number": number, "eigenvalue": value}
         for image, heads in shown.items()
         for head, values in enumerate(heads.tolist())
         for number, value in enumerate(values, 1)
