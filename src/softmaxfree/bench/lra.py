@@ -1,25 +1,18 @@
 """`softmaxfree bench lra`: tasks of the Long Range Arena by attentions and seeds."""
 
 import json
-import os
-import shlex
 import statistics
-import subprocess
-import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from tqdm import tqdm
 
 from ..environment import command_line
-from ..files import recipe
 from ..layers.table import attention_class
 from ..modules import import_modules
 from .results import provenance, result, table, write
+from .trained import TrainedRun, config, train_all
 
 PAPER = {
     "softmax": {"listops": 37.10, "text": 65.02, "retrieval": 79.35, "image": 38.20},
@@ -34,59 +27,20 @@ PAPER = {
 TASKS = ("listops", "text", "retrieval", "image", "pathfinder")
 
 
-@dataclass(frozen=True)
-class Run:
-    """One cell of the table, trained in a folder of its own."""
-
-    task: str
-    attention: str
-    seed: int
-    folder: Path
-    short: bool
-    arguments: tuple[str, ...] = ()
-
-    def command(self) -> list[str]:
-        names = [self.task, f"short_{self.task}"] if self.short else [self.task]
-        return [
-            "fit",
-            *(f"--config={_short(recipe(f'lra/{name}.yaml'))}" for name in names),
-            f"--model.attention={self.attention}",
-            f"--seed_everything={self.seed}",
-            f"--out={self.folder}",
-            "--ckpt_path=last",
-            "--trainer.enable_progress_bar=false",
-            *self.arguments,
-        ]
-
-    def train(self, threads: int) -> None:
-        """Trains in a process of its own, from where it was stopped, if it is not done."""
-        path = self.folder / "run.json"
-        told = json.loads(path.read_text()) if path.is_file() else {}
-        if told and told["command"] != shlex.join(["softmaxfree", *self.command()]):
-            raise ValueError(
-                f"{self.folder} holds a run of another command, `{told['command']}`: "
-                "give another folder with --runs"
-            )
-        if "scores" in told:
-            return
-        self.folder.parent.mkdir(parents=True, exist_ok=True)
-        log = self.folder.with_suffix(".log")
-        with log.open("w") as file:
-            done = subprocess.run(
-                [sys.executable, "-m", "softmaxfree", *self.command()],
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                env=os.environ | {"OMP_NUM_THREADS": str(threads)},
-            )
-        if done.returncode:
-            last = (log.read_text().strip().splitlines() or ["nothing"])[-1]
-            raise RuntimeError(f"the run in {self.folder} ended with: {last}; see {log}")
-
-
-def _short(path: Path) -> Path:
-    """From here, where it is below."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
+def lra_run(
+    runs: Path, task: str, attention: str, seed: int, short: bool, arguments: list[str]
+) -> TrainedRun:
+    """One cell of the table."""
+    names = [task, f"short_{task}"] if short else [task]
+    return TrainedRun(
+        runs / f"{task}-{attention}-{seed}",
+        (
+            *(config(f"lra/{name}.yaml") for name in names),
+            f"--model.attention={attention}",
+            f"--seed_everything={seed}",
+            *arguments,
+        ),
+    )
 
 
 def run(
@@ -111,19 +65,12 @@ def run(
     if modules:
         arguments = [*arguments, f"--modules=[{','.join(modules)}]"]
     cells = [
-        Run(task, attention, seed, runs / f"{task}-{attention}-{seed}", short, tuple(arguments))
+        lra_run(runs, task, attention, seed, short, arguments)
         for seed in seeds
         for task in tasks
         for attention in attentions
     ]
-    with ThreadPoolExecutor(workers) as pool:
-        try:
-            done = pool.map(lambda cell: cell.train(threads), cells)
-            for _ in tqdm(done, total=len(cells), desc="bench lra", unit="run"):
-                pass
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+    train_all(cells, workers, threads, "bench lra")
     content = result(command_line(), rows_in(runs))
     stem = out / "lra"
     write(stem, content, markdown(content))
@@ -153,19 +100,19 @@ def rows_in(runs: Path) -> list[dict[str, Any]]:
 
 def row_of(folder: Path, told: dict[str, Any]) -> dict[str, Any]:
     """A finished run as a row."""
-    config = yaml.safe_load((folder / "config.yaml").read_text())
-    data, model = config["data"]["init_args"], config["model"]["init_args"]
+    given = yaml.safe_load((folder / "config.yaml").read_text())
+    data, model = given["data"]["init_args"], given["model"]["init_args"]
     return {
         "task": data["name"],
         "attention": model["attention"],
         "options": model["options"],
-        "seed": config["seed_everything"],
+        "seed": given["seed_everything"],
         "accuracy": told["scores"]["accuracy"],
         "step_s": told["seconds_per_step"],
         "peak_bytes": told["peak_bytes"],
         "minutes": told["seconds"] / 60,
         "setting": {
-            "steps": config["trainer"]["max_steps"],
+            "steps": given["trainer"]["max_steps"],
             "batch_size": data["batch_size"],
             "length": data["max_length"] or model["length"],
             "train_samples": data["train_samples"],
