@@ -27,6 +27,7 @@ ORDER = [
     "bench",
     "figures",
     "explore",
+    "reproduce",
     "doctor",
     "training",
     "cli",

@@ -507,6 +507,10 @@ def figures_throughput(results: Path = Path("results"), out: Path = Path("figure
     run_throughput(results, out)
 
 
+def reproduce() -> None:
+    """Test claims of the paper on CIFAR-10, in runs of five minutes on one core each."""
+
+
 def explore(
     ckpts: list[Path] | None = None,
     host: str = "127.0.0.1",
@@ -552,6 +556,7 @@ COMMANDS: dict[str, Any] = {
     "doctor": doctor,
     "convert": convert,
     "export": export,
+    "reproduce": reproduce,
     "explore": explore,
     "figures": {
         "_help": "Draw the paper's figures from any model and images.",
@@ -622,7 +627,42 @@ def _runs(arguments: list[str]) -> None:
     run(given.folders, given.out)
 
 
+def _reproduce(arguments: list[str]) -> None:
+    with needs("train"):
+        from .reproduce.command import run
+        from .reproduce.experiments import EXPERIMENTS
+    shown = "; ".join(f"{name}: {one.title.lower()}" for name, one in EXPERIMENTS.items())
+    parser = ArgumentParser(
+        prog="softmaxfree reproduce",
+        description=f"{reproduce.__doc__} It resumes where it was stopped, shares runs between "
+        "experiments, and writes tables, pictures and verdicts with the smallest difference that "
+        f"the runs could have shown. Experiments: {shown}.",
+    )
+    parser.add_argument("names", nargs="*", help="Experiments.")
+    parser.add_argument("--all", action="store_true", help="All of them: 9 hours of one core.")
+    parser.add_argument("--workers", type=int, default=1, help="Runs at a time; 1.")
+    parser.add_argument("--threads", type=int, default=1, help="Threads of each; 1.")
+    parser.add_argument(
+        "--runs", type=Path, default=Path("runs/reproduction"), help="Folder of the runs."
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("results/reproduction"), help="Folder for the results."
+    )
+    given = parser.parse_args(arguments[1:])
+    if unknown := [name for name in given.names if name not in EXPERIMENTS]:
+        raise ValueError(
+            f"there is no experiment {unknown[0]!r}; choose among {', '.join(EXPERIMENTS)}"
+        )
+    if given.all == bool(given.names):
+        raise ValueError("name experiments, or give --all; --help lists them")
+    _check_machine(given.threads)
+    if given.workers < 1:
+        raise ValueError(f"--workers must be at least 1, got {given.workers}")
+    run(given.names or [*EXPERIMENTS], given.workers, given.threads, given.runs, given.out)
+
+
 PARSERS = {
+    "reproduce": _reproduce,
     "fit": _train,
     "validate": _train,
     "test": _train,

@@ -1,0 +1,1 @@
+"""The paper's claims, tested at a scale that two cores can carry: `softmaxfree reproduce NAME`."""

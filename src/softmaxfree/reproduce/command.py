@@ -1,0 +1,195 @@
+"""`softmaxfree reproduce`: trains what is missing, judges claims, writes tables."""
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..bench.pictures import COLORS
+from ..bench.pictures import save as save_picture
+from ..bench.results import provenance, result, table, write
+from ..bench.trained import train_all
+from ..data.sources import Source, open_source
+from ..environment import command_line
+from ..figures.drawing import panels
+from ..figures.resolution import accuracy
+from ..figures.subject import subjects
+from ..files import write_atomically
+from .contestants import SEEDS, ContestantRun, contestant_runs
+from .experiments import EXPERIMENTS, Experiment
+from .verdicts import Verdict, judge
+
+
+def run(
+    names: Sequence[str],
+    workers: int,
+    threads: int,
+    runs: Path,
+    out: Path,
+    seeds: Sequence[int] = SEEDS,
+    arguments: Sequence[str] = (),
+) -> None:
+    """Experiments one after the other; what has been trained before is not trained again."""
+    for name in names:
+        reproduce(name, workers, threads, runs, out, seeds, arguments)
+
+
+def reproduce(
+    name: str,
+    workers: int,
+    threads: int,
+    runs: Path,
+    out: Path,
+    seeds: Sequence[int],
+    arguments: Sequence[str],
+) -> dict[str, Any]:
+    """Trains the contestants of an experiment, scores them, and writes OUT/NAME.*."""
+    experiment = EXPERIMENTS[name]
+    trained = {
+        contestant: contestant_runs(contestant, runs, arguments, seeds)
+        for contestant in experiment.contestants
+    }
+    # Seed by seed, so that a command that is stopped has compared something.
+    in_turn = [of_seed for seed in zip(*trained.values()) for of_seed in seed]
+    train_all(in_turn, workers, threads, name)
+    rows = [
+        row(contestant, run, experiment)
+        for contestant, its_runs in trained.items()
+        for run in its_runs
+    ]
+    content = result(command_line(), rows, experiment=name, claims=judged(experiment, rows))
+    write(out / name, content, markdown(experiment, content))
+    draw(experiment, content, out / f"{name}.png")
+    print(f"{experiment.title}\n\n{report(experiment, content)}\n\nwritten: {out / name}.*\n")
+    return content
+
+
+def row(contestant: str, run: ContestantRun, experiment: Experiment) -> dict[str, Any]:
+    """A run's scores and cost."""
+    told = run.told()
+    scores = told["scores"] | scores_at(run, experiment.sizes)
+    return {
+        "contestant": contestant,
+        "seed": int(run.folder.name.rpartition("-")[2]),
+        **{name: value for name, value in scores.items() if name.startswith("accuracy")},
+        "minutes": told.get("seconds", 0) / 60,
+        "step_s": told.get("seconds_per_step"),
+        "peak_bytes": told.get("peak_bytes"),
+        "diverged": "seconds" not in told,
+        "command": told["command"],
+        "commit": told["commit"],
+    }
+
+
+def scores_at(run: ContestantRun, sizes: Sequence[int]) -> dict[str, float]:
+    """Accuracy on test images of other sizes, by the run's checkpoint; kept beside it."""
+    kept = run.folder / "sizes.json"
+    known: dict[str, float] = json.loads(kept.read_text()) if kept.is_file() else {}
+    missing = [size for size in sizes if f"accuracy@{size}" not in known]
+    if missing:
+        found = subjects([run.folder / "last.ckpt"])
+        classes = [list(range(len(found[0].classifier.classes)))]
+        values, _ = accuracy(found, [missing], _test_images(), classes)
+        known |= {f"accuracy@{size}": value for (_, size), value in values.items()}
+        write_atomically(kept, json.dumps(known) + "\n")
+    return {f"accuracy@{size}": known[f"accuracy@{size}"] for size in sizes}
+
+
+def _test_images() -> Source:
+    source = open_source("", "cifar10_whole", "test")
+    assert isinstance(source, Source)
+    return source
+
+
+def scores_of(rows: Sequence[dict[str, Any]], score: str) -> dict[str, list[float]]:
+    """In per cent, of each contestant, one for each seed."""
+    found: dict[str, list[float]] = {}
+    for one in rows:
+        found.setdefault(one["contestant"], []).append(100 * one[score])
+    return found
+
+
+def judged(experiment: Experiment, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each claim with its verdict."""
+    claims = []
+    for claim in experiment.claims:
+        verdict: Verdict = judge(scores_of(rows, claim.score), claim.higher, claim.lower)
+        told = {"verdict": verdict.word, **verdict._asdict()}
+        claims.append(claim._asdict() | told)
+    return claims
+
+
+def report(experiment: Experiment, content: dict[str, Any], markdown: bool = False) -> str:
+    """Scores and cost of the contestants, then the claims."""
+    rows = content["rows"]
+    scores = list(dict.fromkeys(["accuracy", *(claim.score for claim in experiment.claims)]))
+    lines = []
+    for name in experiment.contestants:
+        own = [one for one in rows if one["contestant"] == name]
+        times = [one["step_s"] for one in own if one["step_s"]]
+        lines.append(
+            [
+                name,
+                *(_mean(scores_of(rows, score)[name]) for score in scores),
+                f"{min(times) * 1e3:.0f}" if times else "-",
+                str(sum(one["diverged"] for one in own) or "-"),
+            ]
+        )
+    claims = [
+        [
+            f"{claim['higher']} > {claim['lower']}" + _at(claim["score"]),
+            claim["paper"],
+            f"{claim['difference']:+.1f}",
+            f"{claim['smallest']:.1f}",
+            claim["verdict"],
+        ]
+        for claim in content["claims"]
+    ]
+    columns = ["accuracy, %", *(score.replace("accuracy", "") for score in scores[1:])]
+    first = table(["contestant", *columns, "step, ms", "diverged"], lines, 1, markdown)
+    header = ["claim", "paper", "difference", "smallest", "verdict"]
+    return f"{first}\n\n{table(header, claims, 2, markdown)}"
+
+
+def _mean(values: Sequence[float]) -> str:
+    deviation = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.1f}{deviation}"
+
+
+def _at(score: str) -> str:
+    size = score.partition("@")[2]
+    return f" at {size} pixels" if size else ""
+
+
+def markdown(experiment: Experiment, content: dict[str, Any]) -> str:
+    seeds = sorted({one["seed"] for one in content["rows"]})
+    return f"""\
+# {experiment.title}
+
+{provenance(content)}
+
+{report(experiment, content, markdown=True)}
+
+softpp_nano (1 M parameters) with what the contestant's name says, trained on CIFAR-10 for 500 steps
+of 128 images from random weights, recipes/reproduction/cifar10.yaml; seeds {seeds}. ± is the
+standard deviation over seeds. A claim is held or not held where the difference of the means, in
+points, is at least the smallest that these runs could have shown: Student's t at 95 %, with the
+spread of all contestants of the table.
+"""
+
+
+def draw(experiment: Experiment, content: dict[str, Any], path: Path) -> None:
+    """Every run a dot, a line for each contestant."""
+    score = experiment.claims[-1].score
+    scores = scores_of(content["rows"], score)
+    names = sorted(scores, key=lambda name: statistics.fmean(scores[name]))
+    figure, ((ax,),) = panels(1, width=6.4, height=0.8 + 0.36 * len(names))
+    for place, name in enumerate(names):
+        color = COLORS.get(name.partition(",")[0], "#555555")
+        ax.plot(scores[name], [place] * len(scores[name]), "o", color=color, alpha=0.6)
+        ax.plot(statistics.fmean(scores[name]), place, "|", color=color, markersize=18)
+    ax.set_yticks(range(len(names)), names)
+    ax.set(xlabel=f"accuracy{_at(score)} (%)", title=experiment.title)
+    ax.grid(alpha=0.3)
+    save_picture(figure, path)
