@@ -1,6 +1,5 @@
 """`softmaxfree reproduce`: trains what is missing, judges claims, writes tables."""
 
-import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,13 +9,9 @@ from ..bench.pictures import COLORS
 from ..bench.pictures import save as save_picture
 from ..bench.results import provenance, result, table, write
 from ..bench.trained import train_all
-from ..data.sources import Source, open_source
 from ..environment import command_line
 from ..figures.drawing import panels
-from ..figures.resolution import accuracy
-from ..figures.subject import subjects
-from ..files import write_atomically
-from .contestants import SEEDS, ContestantRun, contestant_runs
+from .contestants import SEEDS, SIZES, ContestantRun, contestant_runs
 from .experiments import EXPERIMENTS, Experiment
 from .verdicts import Verdict, judge
 
@@ -53,11 +48,7 @@ def reproduce(
     # Seed by seed, so that a command that is stopped has compared something.
     in_turn = [of_seed for seed in zip(*trained.values()) for of_seed in seed]
     train_all(in_turn, workers, threads, name)
-    rows = [
-        row(contestant, run, experiment)
-        for contestant, its_runs in trained.items()
-        for run in its_runs
-    ]
+    rows = [row(contestant, run) for contestant, its_runs in trained.items() for run in its_runs]
     content = result(command_line(), rows, experiment=name, claims=judged(experiment, rows))
     write(out / name, content, markdown(experiment, content))
     draw(experiment, content, out / f"{name}.png")
@@ -65,14 +56,14 @@ def reproduce(
     return content
 
 
-def row(contestant: str, run: ContestantRun, experiment: Experiment) -> dict[str, Any]:
+def row(contestant: str, run: ContestantRun) -> dict[str, Any]:
     """A run's scores and cost."""
     told = run.told()
-    scores = told["scores"] | scores_at(run, experiment.sizes)
+    accuracy = told["scores"]["accuracy"]
     return {
         "contestant": contestant,
         "seed": int(run.folder.name.rpartition("-")[2]),
-        **{name: value for name, value in scores.items() if name.startswith("accuracy")},
+        **{f"accuracy@{size}": accuracy[size] for size in SIZES},
         "minutes": told.get("seconds", 0) / 60,
         "step_s": told.get("seconds_per_step"),
         "peak_bytes": told.get("peak_bytes"),
@@ -80,26 +71,6 @@ def row(contestant: str, run: ContestantRun, experiment: Experiment) -> dict[str
         "command": told["command"],
         "commit": told["commit"],
     }
-
-
-def scores_at(run: ContestantRun, sizes: Sequence[int]) -> dict[str, float]:
-    """Accuracy on test images of other sizes, by the run's checkpoint; kept beside it."""
-    kept = run.folder / "sizes.json"
-    known: dict[str, float] = json.loads(kept.read_text()) if kept.is_file() else {}
-    missing = [size for size in sizes if f"accuracy@{size}" not in known]
-    if missing:
-        found = subjects([run.folder / "last.ckpt"])
-        classes = [list(range(len(found[0].classifier.classes)))]
-        values, _ = accuracy(found, [missing], _test_images(), classes)
-        known |= {f"accuracy@{size}": value for (_, size), value in values.items()}
-        write_atomically(kept, json.dumps(known) + "\n")
-    return {f"accuracy@{size}": known[f"accuracy@{size}"] for size in sizes}
-
-
-def _test_images() -> Source:
-    source = open_source("", "cifar10_whole", "test")
-    assert isinstance(source, Source)
-    return source
 
 
 def scores_of(rows: Sequence[dict[str, Any]], score: str) -> dict[str, list[float]]:
@@ -123,7 +94,7 @@ def judged(experiment: Experiment, rows: Sequence[dict[str, Any]]) -> list[dict[
 def report(experiment: Experiment, content: dict[str, Any], markdown: bool = False) -> str:
     """Scores and cost of the contestants, then the claims."""
     rows = content["rows"]
-    scores = list(dict.fromkeys(["accuracy", *(claim.score for claim in experiment.claims)]))
+    scores = list(dict.fromkeys(["accuracy@32", *(claim.score for claim in experiment.claims)]))
     lines = []
     for name in experiment.contestants:
         own = [one for one in rows if one["contestant"] == name]
@@ -146,7 +117,7 @@ def report(experiment: Experiment, content: dict[str, Any], markdown: bool = Fal
         ]
         for claim in content["claims"]
     ]
-    columns = ["accuracy, %", *(score.replace("accuracy", "") for score in scores[1:])]
+    columns = ["accuracy, %", *(score.replace("accuracy@", "at ") for score in scores[1:])]
     first = table(["contestant", *columns, "step, ms", "diverged"], lines, 1, markdown)
     header = ["claim", "paper", "difference", "smallest", "verdict"]
     return f"{first}\n\n{table(header, claims, 2, markdown)}"
@@ -159,7 +130,7 @@ def _mean(values: Sequence[float]) -> str:
 
 def _at(score: str) -> str:
     size = score.partition("@")[2]
-    return f" at {size} pixels" if size else ""
+    return f" at {size} pixels" if size != SIZES[0] else ""
 
 
 def markdown(experiment: Experiment, content: dict[str, Any]) -> str:
@@ -171,7 +142,7 @@ def markdown(experiment: Experiment, content: dict[str, Any]) -> str:
 
 {report(experiment, content, markdown=True)}
 
-softpp_nano (1 M parameters) with what the contestant's name says, trained on CIFAR-10 for 500 steps
+softpp_nano (1 M parameters) with what the contestant's name says, trained on CIFAR-10 for 400 steps
 of 128 images from random weights, recipes/reproduction/cifar10.yaml; seeds {seeds}. ± is the
 standard deviation over seeds. A claim is held or not held where the difference of the means, in
 points, is at least the smallest that these runs could have shown: Student's t at 95 %, with the
