@@ -442,7 +442,7 @@ def figures_heatmap(
         ckpts: Runs' checkpoints, such as [a/last.ckpt,b/last.ckpt]; the embedded models with
             SOFT++, SOFT, softmax, Performer and Nystromformer if not given.
         images: Files of images, a figure each; a handwritten digit if not given.
-        place: Of the patch, from [0,0] to [1,1], the height first.
+        place: Of the patch, from [0,0] at the upper left to [1,1], the height first.
         layer: A number in the order in which layers run, or a name.
         size: Side to resize images to; as in training if not given.
         out: Folder for heatmap-IMAGE.png, .svg and .csv.
@@ -464,6 +464,9 @@ def figures_resolution(
     modules: Names = None,
 ) -> None:
     """Draw accuracy against the size of test images, with the strength of attention below it.
+
+    The strength is |A Z A| of SOFT and SOFT++, see `diagnose`, in units of that at the training
+    size: mean and range over the layers. Prints the numbers too. The default takes 2 minutes.
 
     Args:
         ckpts: Runs' checkpoints, such as [a/last.ckpt,b/last.ckpt]; the embedded models with
