@@ -138,15 +138,15 @@ def heatmap(
 
 
 def draw(maps: Sequence[Heatmap], name: str) -> Any:
-    """The figure: a line for each model, first the image and then its heads."""
+    """The figure: a column for each model, the image above and its heads below."""
     heads = max(len(one.weights) for one in maps)
-    figure, axes = panels(1 + heads, len(maps), PANEL, PANEL + 0.15)
-    for line, one in zip(axes, maps):
-        image, *others = line[: 1 + len(one.weights)]
-        for ax in line[1 + len(one.weights) :]:
+    figure, axes = panels(len(maps), 1 + heads, PANEL, PANEL + 0.15)
+    for column, one in zip(axes.T, maps):
+        image, *others = column[: 1 + len(one.weights)]
+        for ax in column[1 + len(one.weights) :]:
             ax.remove()
         image.imshow(one.image, extent=_WHOLE)
-        image.set_ylabel(fill(one.title, 14), fontsize=12)
+        image.set_title(fill(one.title, 16), fontsize=12)
         for ax, weights in zip(others, one.weights):
             _overlay(ax, one.image, weights)
         for ax in (image, *others):
@@ -161,12 +161,13 @@ def draw(maps: Sequence[Heatmap], name: str) -> Any:
             ax.set(xticks=[], yticks=[], xlim=(0, 1), ylim=(1, 0))
             for spine in ax.spines.values():
                 spine.set(color=COLORS.get(one.attention, OTHER_COLOR), linewidth=2.5)
-    widest = max(axes, key=lambda line: sum(ax.figure is not None for ax in line))
-    for column, ax in enumerate(widest):
-        ax.set_title(f"head {column - 1}" if column else "image", fontsize=11)
+    most = max(range(len(maps)), key=lambda i: len(maps[i].weights))
+    for number, ax in enumerate(axes[:, most]):
+        first = ax if axes[number, 0].figure is None else axes[number, 0]
+        first.set_ylabel(f"head {number - 1}" if number else "image", fontsize=11)
     layers = ", ".join(dict.fromkeys(one.layer for one in maps))
     told = f"{name}: what the patch at the cross attends to, {layers}"
-    figure.suptitle(fill(told, 14 + 16 * heads), fontsize=12)
+    figure.suptitle(fill(told, max(20, 19 * len(maps))), fontsize=12)
     return figure
 
 
