@@ -1,0 +1,90 @@
+"""`softmaxfree reproduce`, at toy size: real runs, resumed, judged and written."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from softmaxfree.cli import main
+from softmaxfree.reproduce import command, contestants, experiments
+from softmaxfree.reproduce.experiments import EXPERIMENTS, Claim, Experiment
+
+
+@pytest.fixture
+def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CIFAR-10 of 80 images."""
+    generator = torch.Generator().manual_seed(0)
+    for split in ("train", "test"):
+        for number in range(10):
+            folder = tmp_path / "data/cifar10_whole" / split / f"class{number}"
+            folder.mkdir(parents=True)
+            for i in range(4):
+                pixels = torch.randint(256, (32, 32, 3), generator=generator, dtype=torch.uint8)
+                Image.fromarray(pixels.numpy()).save(folder / f"{i}.png")
+    monkeypatch.setenv("SOFTMAXFREE_DATA", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+
+
+TOY = ("--trainer.max_steps=2", "--data.batch_size=8", "--data.eval_batch_size=40")
+
+
+def test_an_experiment_end_to_end(
+    images: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    claims = (Claim("softpp", "soft", "80.9 over 80.9"), Claim("softpp", "soft", "", "accuracy@64"))
+    monkeypatch.setitem(EXPERIMENTS, "toy", Experiment("A toy", claims))
+    given = {"workers": 2, "threads": 1, "runs": Path("runs"), "out": Path("out")}
+    command.run(["toy"], **given, seeds=[0], arguments=TOY)
+    told = capsys.readouterr().out
+    assert "softpp > soft at 64 pixels" in told
+    content = json.loads(Path("out/toy.json").read_text())
+    assert [(row["contestant"], row["seed"]) for row in content["rows"]] == [
+        ("softpp", 0), ("soft", 0)
+    ]  # fmt: skip
+    scores = command.scores_of(content["rows"], "accuracy@64")
+    mean = {name: sum(values) / len(values) for name, values in scores.items()}
+    assert content["claims"][1]["difference"] == pytest.approx(mean["softpp"] - mean["soft"])
+    assert "--model" not in content["rows"][0]["command"]
+    assert Path("out/toy.png").read_bytes().startswith(b"\x89PNG")
+    assert "A toy" in Path("out/toy.md").read_text()
+    assert Path("out/toy.csv").read_text().count("\n") == 3
+
+    before = Path("runs/softpp-0/last.ckpt").stat().st_mtime_ns
+    command.run(["toy"], **given, seeds=[0], arguments=TOY)
+    assert Path("runs/softpp-0/last.ckpt").stat().st_mtime_ns == before
+
+
+def test_a_run_that_diverges_scores_as_guessing_does(images: None, tmp_path: Path) -> None:
+    arguments = (*TOY[1:], "--trainer.max_steps=20", "--model.lr=1e20", "--model.warmup_steps=0")
+    (run,) = contestants.contestant_runs("softpp", tmp_path / "runs", arguments, seeds=[0])
+    run.train(1)
+    row = command.row("softpp", run)
+    assert row["diverged"]
+    assert row["accuracy@32"] == row["accuracy@64"] == 0.1
+    run.train(1)  # is not tried again
+
+
+def test_claims_name_contestants_that_are_there() -> None:
+    for experiment in experiments.EXPERIMENTS.values():
+        assert set(experiment.contestants) <= set(contestants.CONTESTANTS)
+    used = {name for one in experiments.EXPERIMENTS.values() for name in one.contestants}
+    assert used == set(contestants.CONTESTANTS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["softmx"], "there is no experiment 'softmx'; choose among linearisation"),
+        ([], "name experiments, or give --all"),
+        (["tied", "--all"], "name experiments, or give --all"),
+        (["tied", "--workers", "0"], "--workers must be at least 1, got 0"),
+    ],
+)
+def test_what_is_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["reproduce", *arguments])
+    assert message in capsys.readouterr().err
