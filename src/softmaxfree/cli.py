@@ -634,7 +634,10 @@ def _reproduce(arguments: list[str]) -> None:
     with needs("train"):
         from .reproduce.command import run
         from .reproduce.experiments import EXPERIMENTS
-    shown = "; ".join(f"{name}: {one.title.lower()}" for name, one in EXPERIMENTS.items())
+        from .reproduce.measured import MEASURED
+    titles = {name: one.title for name, one in EXPERIMENTS.items()}
+    titles |= {name: title for name, (title, _) in MEASURED.items()}
+    shown = "; ".join(f"{name}: {title.lower()}" for name, title in titles.items())
     parser = ArgumentParser(
         prog="softmaxfree reproduce",
         description=f"{reproduce.__doc__} It resumes where it was stopped, shares runs between "
@@ -652,16 +655,14 @@ def _reproduce(arguments: list[str]) -> None:
         "--out", type=Path, default=Path("results/reproduction"), help="Folder for the results."
     )
     given = parser.parse_args(arguments[1:])
-    if unknown := [name for name in given.names if name not in EXPERIMENTS]:
-        raise ValueError(
-            f"there is no experiment {unknown[0]!r}; choose among {', '.join(EXPERIMENTS)}"
-        )
+    if unknown := [name for name in given.names if name not in titles]:
+        raise ValueError(f"there is no experiment {unknown[0]!r}; choose among {', '.join(titles)}")
     if given.all == bool(given.names):
         raise ValueError("name experiments, or give --all; --help lists them")
     _check_machine(given.threads)
     if given.workers < 1:
         raise ValueError(f"--workers must be at least 1, got {given.workers}")
-    run(given.names or [*EXPERIMENTS], given.workers, given.threads, given.runs, given.out)
+    run(given.names or [*titles], given.workers, given.threads, given.runs, given.out)
 
 
 PARSERS = {

@@ -13,6 +13,7 @@ from ..environment import command_line
 from ..figures.drawing import panels
 from .contestants import SEEDS, SIZES, ContestantRun, contestant_runs
 from .experiments import EXPERIMENTS, Experiment
+from .measured import MEASURED
 from .verdicts import Verdict, judge
 
 
@@ -27,7 +28,22 @@ def run(
 ) -> None:
     """Experiments one after the other; what has been trained before is not trained again."""
     for name in names:
-        reproduce(name, workers, threads, runs, out, seeds, arguments)
+        if name in MEASURED:
+            train_all(contestant_runs("softpp", runs, arguments, seeds), workers, threads, name)
+            measure(name, runs, out, seeds)
+        else:
+            reproduce(name, workers, threads, runs, out, seeds, arguments)
+
+
+def measure(name: str, runs: Path, out: Path, seeds: Sequence[int]) -> None:
+    """Measures what a claim is about, and writes OUT/NAME.*."""
+    title, function = MEASURED[name]
+    found = function(runs, seeds)
+    content = result(command_line(), found.rows, experiment=name)
+    claim = (function.__doc__ or "").strip()
+    text = f"# {title}\n\n{provenance(content)}\n\n{claim}\n\n```\n{found.report}\n```\n"
+    write(out / name, content, text)
+    print(f"{title}\n\n{found.report}\n\nwritten: {out / name}.*\n")
 
 
 def reproduce(
