@@ -12,10 +12,10 @@ from PIL import Image
 from torch import Tensor
 
 from softmaxfree import attention_rows
+from softmaxfree.bench.contestants import layer_names
 from softmaxfree.cli import main
 from softmaxfree.figures import heatmap
 from softmaxfree.figures.subject import given_images, subjects
-from softmaxfree.layers.table import ATTENTIONS
 
 from ..analysis.test_rows import matrix
 from .conftest import WriteCheckpoint
@@ -48,7 +48,7 @@ def maps(rows: list[dict[str, str]]) -> Tensor:
 
 
 @pytest.mark.parametrize("layer", [0, -1], ids=["first", "after a class token"])
-@pytest.mark.parametrize("name", ATTENTIONS)
+@pytest.mark.parametrize("name", layer_names())
 def test_weights_are_those_of_the_matrix(
     name: str, layer: int, write_checkpoint: WriteCheckpoint
 ) -> None:

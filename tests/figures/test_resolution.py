@@ -162,8 +162,9 @@ def test_classes_go_by_their_names(write_checkpoint: WriteCheckpoint) -> None:
 
 
 def test_data_that_are_not_there_or_all_broken(
-    write_checkpoint: WriteCheckpoint, tmp_path: Path
+    write_checkpoint: WriteCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("SOFTMAXFREE_DATA", raising=False)
     ckpts = [write_checkpoint("softpp")]
     with pytest.raises(ValueError, match=r"there is no folder nowhere; give .* with --root"):
         resolution.run(ckpts, [16], "nowhere", "val", tmp_path)

@@ -52,7 +52,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     image, _ = Digits("train").load(0)
     image.resize((64, 64)).save(root / "image.png")
     for name, classes, splits in (("imagenet", 1000, ("train", "val")),
-                                  ("cifar10", 10, ("train", "test"))):  # fmt: skip
+                                  ("cifar10", 10, ("train", "test")),
+                                  ("cifar10_whole", 10, ("train", "test"))):  # fmt: skip
         for split in splits:
             for number in range(classes):
                 folder = root / name / split / f"c{number:04}"

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from ..environment import command_line
-from ..layers.table import ATTENTIONS
 from ..models.sequence_classifier import WINDOW, SequenceClassifier
 from ..modules import import_modules
+from .contestants import layer_names
 from .measure import exponents, in_fresh_process, peak_memory, time_interleaved
 from .results import provenance, result, table, write
 
@@ -28,7 +28,7 @@ Contestant = tuple[str, dict[str, Any]]
 
 def contestants() -> dict[str, Contestant]:
     """Every attention by its name; SOFT and SOFT++ with a fixed bottleneck too."""
-    peers = [name for name in ATTENTIONS if name not in OURS]
+    peers = [name for name in layer_names() if name not in OURS]
     fixed = {f"{name}_{TOKENS}": (name, {"tokens": TOKENS}) for name in OURS}
     return {**{name: (name, {}) for name in OURS}, **fixed, **{name: (name, {}) for name in peers}}
 
