@@ -10,7 +10,7 @@ DATA := $(CURDIR)/.data
 export SOFTMAXFREE_DATA ?= $(DATA)
 endif
 
-.PHONY: help setup data demo test embedded lint clean
+.PHONY: help setup data demo test embedded lint docs clean
 
 help: ## what there is
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 10
@@ -50,5 +50,8 @@ lint: setup ## linter, formatter, type checker
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: setup ## build the documentation into site/, links checked
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 clean: ## remove what the other commands made
-	rm -rf $(VENV) .data runs .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) .data runs site .pytest_cache .ruff_cache .mypy_cache .hypothesis
