@@ -520,16 +520,17 @@ def explore(
     port: int = 7860,
     modules: Names = None,
 ) -> None:
-    """Open a page in the browser that shows what every patch of an image attends to.
+    """Serve a page for the browser that shows what every patch of an image attends to.
 
-    Two models side by side, every layer and head, at any resolution. Everything stays on this
-    machine: nothing is downloaded or sent.
+    Two models side by side, every layer and head, at several resolutions; the bottleneck, the
+    prediction, the convergence of the inverse. Prints the page's address; Ctrl-C ends it.
+    Everything stays on this machine: nothing is downloaded or sent.
 
     Args:
         ckpts: Runs' checkpoints to choose from, such as [a/last.ckpt,b/last.ckpt], beside the
             embedded ones.
         host: Address to listen on; others than 127.0.0.1 let other machines in.
-        port: Port to listen on.
+        port: Port to listen on; 0 for any that is free.
         modules: Python modules to import first, which register attentions of your own.
     """
     with needs("explore", "the explorer"):
@@ -635,6 +636,7 @@ def _reproduce(arguments: list[str]) -> None:
         from .reproduce.command import run
         from .reproduce.experiments import EXPERIMENTS
         from .reproduce.measured import MEASURED
+        from .reproduce.page import write_page
     titles = {name: one.title for name, one in EXPERIMENTS.items()}
     titles |= {name: title for name, (title, _) in MEASURED.items()}
     shown = "; ".join(f"{name}: {title.lower()}" for name, title in titles.items())
@@ -654,15 +656,21 @@ def _reproduce(arguments: list[str]) -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("results/reproduction"), help="Folder for the results."
     )
+    parser.add_argument(
+        "--page", type=Path | None, help="File to write all results in --out to, as Markdown."
+    )
     given = parser.parse_args(arguments[1:])
     if unknown := [name for name in given.names if name not in titles]:
         raise ValueError(f"there is no experiment {unknown[0]!r}; choose among {', '.join(titles)}")
-    if given.all == bool(given.names):
+    if (given.all and given.names) or not (given.all or given.names or given.page):
         raise ValueError("name experiments, or give --all; --help lists them")
     _check_machine(given.threads)
     if given.workers < 1:
         raise ValueError(f"--workers must be at least 1, got {given.workers}")
-    run(given.names or [*titles], given.workers, given.threads, given.runs, given.out)
+    names = [*titles] if given.all else given.names
+    run(names, given.workers, given.threads, given.runs, given.out)
+    if given.page:
+        write_page(given.out, given.page)
 
 
 PARSERS = {

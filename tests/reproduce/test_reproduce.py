@@ -51,6 +51,13 @@ def test_an_experiment_end_to_end(
     assert "A toy" in Path("out/toy.md").read_text()
     assert Path("out/toy.csv").read_text().count("\n") == 3
 
+    content["claims"][0]["verdict"] = "held"
+    Path("out/samplers.json").write_text(json.dumps(content))
+    main(["reproduce", "--out", "out", "--page", "docs/page.md"])
+    page = Path("docs/page.md").read_text()
+    assert "`softmaxfree reproduce samplers`: [all numbers](../out/samplers.md)" in page
+    assert "80.9 over 80.9" in page
+
     before = Path("runs/softpp-0/last.ckpt").stat().st_mtime_ns
     command.run(["toy"], **given, seeds=[0], arguments=TOY)
     assert Path("runs/softpp-0/last.ckpt").stat().st_mtime_ns == before

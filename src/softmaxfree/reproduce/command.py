@@ -39,9 +39,9 @@ def measure(name: str, runs: Path, out: Path, seeds: Sequence[int]) -> None:
     """Measures what a claim is about, and writes OUT/NAME.*."""
     title, function = MEASURED[name]
     found = function(runs, seeds)
-    content = result(command_line(), found.rows, experiment=name)
+    content = result(command_line(), found.rows, experiment=name, report=found.report)
     claim = (function.__doc__ or "").strip()
-    text = f"# {title}\n\n{provenance(content)}\n\n{claim}\n\n```\n{found.report}\n```\n"
+    text = f"# {title}\n\n{provenance(content)}\n\n{claim}\n\n```text\n{found.report}\n```\n"
     write(out / name, content, text)
     print(f"{title}\n\n{found.report}\n\nwritten: {out / name}.*\n")
 
@@ -123,20 +123,22 @@ def report(experiment: Experiment, content: dict[str, Any], markdown: bool = Fal
                 str(sum(one["diverged"] for one in own) or "-"),
             ]
         )
-    claims = [
-        [
-            f"{claim['higher']} > {claim['lower']}" + _at(claim["score"]),
-            claim["paper"],
-            f"{claim['difference']:+.1f}",
-            f"{claim['smallest']:.1f}",
-            claim["verdict"],
-        ]
-        for claim in content["claims"]
-    ]
+    claims = [claim_cells(claim) for claim in content["claims"]]
     columns = ["accuracy, %", *(score.replace("accuracy@", "at ") for score in scores[1:])]
     first = table(["contestant", *columns, "step, ms", "diverged"], lines, 1, markdown)
     header = ["claim", "paper", "difference", "smallest", "verdict"]
     return f"{first}\n\n{table(header, claims, 2, markdown)}"
+
+
+def claim_cells(claim: dict[str, Any]) -> list[str]:
+    """A claim with its verdict as a line of a table."""
+    return [
+        f"{claim['higher']} > {claim['lower']}" + _at(claim["score"]),
+        claim["paper"],
+        f"{claim['difference']:+.1f}",
+        f"{claim['smallest']:.1f}",
+        claim["verdict"],
+    ]
 
 
 def _mean(values: Sequence[float]) -> str:

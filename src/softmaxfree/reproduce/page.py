@@ -1,0 +1,57 @@
+"""The page of all results: what the paper says beside what was found."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from ..bench.results import table
+from ..files import write_atomically
+from .command import claim_cells
+from .experiments import EXPERIMENTS
+from .measured import MEASURED
+
+INTRODUCTION = """\
+# The paper's claims, tested small
+
+ImageNet runs need GPUs. What the paper claims are comparisons, and these can be made small: nano
+models (1 M parameters) on CIFAR-10, 400 steps of 128 images, five minutes of one core each, three
+seeds. A claim is *held* or *not held* where the difference of the means is at least the smallest
+that the runs could have shown (Student's t at 95 %); otherwise the runs *cannot tell*. Many effects
+in the paper are under half a point, on far longer runs: small runs cannot contradict those, and
+where they cannot tell that is said.
+
+Every table is written by the command above it, which goes on where it was stopped. All images of
+CIFAR-10 are expected as `$SOFTMAXFREE_DATA/cifar10_whole/{train,test}/CLASS/*.png`.
+"""
+
+
+def write_page(results: Path, page: Path) -> None:
+    """Of all experiments that have results in the folder."""
+    parts = [INTRODUCTION]
+    for name, experiment in EXPERIMENTS.items():
+        if content := _content(results / f"{name}.json"):
+            cells = [claim_cells(claim) for claim in content["claims"]]
+            header = ["claim", "paper", "difference", "smallest", "verdict"]
+            parts.append(
+                _section(experiment.title, name, results, page)
+                + f"\n{table(header, cells, 2, markdown=True)}\n"
+            )
+    for name, (title, function) in MEASURED.items():
+        if content := _content(results / f"{name}.json"):
+            claim = (function.__doc__ or "").strip()
+            parts.append(
+                _section(title, name, results, page)
+                + f"\n{claim}\n\n```text\n{content['report']}\n```\n"
+            )
+    write_atomically(page, "\n".join(parts))
+    print(f"written: {page}")
+
+
+def _content(path: Path) -> dict[str, Any] | None:
+    return json.loads(path.read_text()) if path.is_file() else None
+
+
+def _section(title: str, name: str, results: Path, page: Path) -> str:
+    link = Path(os.path.relpath(results / name, page.parent)).as_posix()
+    return f"## {title}\n\n`softmaxfree reproduce {name}`: [all numbers]({link}.md)\n"
