@@ -1,0 +1,274 @@
+"""`softmaxfree explore`: the page, its controls and the server."""
+
+import os
+import socket
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Event
+from typing import Any, NamedTuple
+
+os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported
+
+import gradio as gr
+
+from ..ops.inverse import INVERSES
+from .answers import MOST_TIMES, NORMALIZE, TRAINED, Answers, place_of, taken
+from .attended import STEPS
+from .drawing import FORMAT
+from .looks import Photo
+from .uploads import FORMATS, MOST_BYTES, MOST_PIXELS
+from .view import View, available_models, example_photos
+
+USERS = 2
+"""Whose clicks are answered at the same time; those of others wait."""
+
+INTRODUCTION = f"""
+# What a patch attends to
+Choose or upload an image, then **click a patch of it**: below each model is the row of its
+attention matrix for this patch, in every layer and head. Bright is much; the cross is the patch.
+Files may be {", ".join(FORMATS[:-1])} or {FORMATS[-1]}, of at most {MOST_BYTES // 2**20} MB and
+{MOST_PIXELS // 10**6} million pixels, and stay on the machine that runs this page.
+"""
+
+CSS = """
+.titled { gap: 4px; }
+#patch img, #left-heat img, #right-heat img { cursor: crosshair; }
+"""
+
+
+class Side(NamedTuple):
+    """The components of one of the two models."""
+
+    model: Any
+    prediction: Any
+    predicted: Any
+    heat: Any
+    bottleneck: Any
+    atlas: Any
+    caption: Any
+    convergence: Any
+
+
+class Controls(NamedTuple):
+    """What is chosen with, beside the models, in the order of `Asked`."""
+
+    layer: Any
+    head: Any
+    times: Any
+    inverse: Any
+    iters: Any
+    normalize: Any
+
+
+def build(view: View) -> Any:
+    """The page, as Gradio's blocks."""
+    names, shown = list(view.models), list(view.photos.values())
+    with gr.Blocks(
+        title="softmaxfree explore",
+        analytics_enabled=False,
+        delete_cache=(600, 3600),
+        fill_width=True,
+    ) as page:
+        photo, place = gr.State(shown[0]), gr.State((0.5, 0.5))
+        gr.Markdown(INTRODUCTION)
+        with gr.Row():
+            with gr.Column(scale=2, min_width=300):
+                patch = _picture("Click a patch", "patch")
+                message = gr.Textbox(show_label=False, visible=False, elem_id="message")
+                upload = gr.UploadButton("Upload an image", elem_id="upload", size="sm")
+                examples = _examples(shown)
+                controls = _controls()
+            left, right = (
+                _side(name, names, names[min(number, len(names) - 1)])
+                for number, name in enumerate(("left", "right"))
+            )
+        sides = (left, right)
+        asked = [photo, place, *controls, left.model, right.model]
+        maps = [patch, *(part for side in sides for part in side[3:7])]
+        curves = [side.convergence for side in sides]
+        predictions = [part for side in sides for part in (side.prediction, side.predicted)]
+        answers = Answers(view)
+
+        def take_click(event: gr.SelectData) -> tuple[float, float]:
+            return place_of(event.index)
+
+        def take_upload(path: str, before: Photo) -> tuple[Photo, Any]:
+            found, refusal = taken(path, before)
+            return found, gr.Textbox(refusal, visible=bool(refusal))
+
+        def take_example(event: gr.SelectData) -> tuple[Photo, Any]:
+            return shown[event.index], gr.Textbox("", visible=False)
+
+        def take_bounds(*values: Any) -> list[Any]:
+            return [
+                gr.Slider(maximum=most) if value <= most else gr.Slider(maximum=most, value=most)
+                for most, value in zip(answers.bounds(*values), values[2:4])
+            ]
+
+        # Every event is taken. What is asked for while an answer is on its way is answered after
+        # it, with what the controls and states say then.
+        taking: dict[str, Any] = {
+            "api_visibility": "private",
+            "trigger_mode": "multiple",
+            "show_progress": "hidden",
+            "queue": False,
+        }
+        latest = taking | {"trigger_mode": "always_last", "queue": True}
+        waiting = latest | {"show_progress": "full"}
+        for picture in (patch, left.heat, right.heat):
+            picture.select(take_click, None, place, **taking).then(
+                answers.maps, asked, maps, **latest
+            )
+        for chosen in (
+            upload.upload(take_upload, [upload, photo], [photo, message], **taking),
+            examples.select(take_example, None, [photo, message], **taking),
+            page.load(take_bounds, asked, [controls.layer, controls.head], **latest),
+            left.model.input(take_bounds, asked, [controls.layer, controls.head], **latest),
+            right.model.input(take_bounds, asked, [controls.layer, controls.head], **latest),
+        ):
+            drawn = chosen.then(answers.maps, asked, maps, **waiting)
+            drawn.then(answers.predictions, asked, predictions, **latest)
+            drawn.then(answers.curves, asked, curves, **latest)
+        controls.layer.input(take_bounds, asked, [controls.layer, controls.head], **latest)
+        controls.times.input(answers.predictions, asked, predictions, **latest)
+        for control in controls:
+            control.input(answers.maps, asked, maps, **latest).then(
+                answers.curves, asked, curves, **latest
+            )
+    return page.queue(default_concurrency_limit=USERS)
+
+
+def _examples(shown: Sequence[Photo]) -> Any:
+    return gr.Gallery(
+        [photo.image for photo in shown],
+        show_label=False,
+        columns=3,
+        height=190,
+        object_fit="cover",
+        allow_preview=False,
+        interactive=False,
+        buttons=[],
+        elem_id="examples",
+    )
+
+
+def _controls() -> Controls:
+    layer = gr.Slider(1, 2, 1, step=1, label="layer", elem_id="layer")
+    head = gr.Slider(1, 2, 1, step=1, label="head", elem_id="head")
+    times = gr.Slider(
+        0.5, MOST_TIMES, 1, step=0.5, label="resolution, times that of training", elem_id="times"
+    )
+    with gr.Group():
+        gr.Markdown(
+            "**What if** SOFT and SOFT++ computed with other settings than they were trained with? "
+            "Maps and convergence change, the prediction does not.",
+            container=True,
+        )
+        inverse = gr.Dropdown([TRAINED, *INVERSES], label="what if: inverse", elem_id="inverse")
+        iters = gr.Slider(
+            0,
+            STEPS[-1],
+            0,
+            step=1,
+            label="what if: iterations",
+            info="0: as trained; auto, cholesky and exact take none",
+            elem_id="iters",
+        )
+        normalize = gr.Radio(list(NORMALIZE), value=TRAINED, label="what if: normalisation")
+    return Controls(layer, head, times, inverse, iters, normalize)
+
+
+def _side(place: str, names: list[str], value: str) -> Side:
+    with gr.Column(scale=3, min_width=360):
+        model = gr.Dropdown(names, value=value, label=f"{place} model", elem_id=f"{place}-model")
+        prediction = gr.Label(
+            label="prediction", num_top_classes=3, show_heading=False, elem_id=f"{place}-label"
+        )
+        predicted = gr.Markdown(elem_id=f"{place}-predicted")
+        with gr.Row():
+            heat = _picture("What the patch attends to", f"{place}-heat")
+            bottleneck = _picture("Bottleneck, bright if near", f"{place}-bottleneck")
+        caption = gr.Markdown(elem_id=f"{place}-caption")
+        atlas = _picture("All layers, downwards, and all heads", f"{place}-atlas")
+        convergence = _picture("Convergence of the inverse", f"{place}-convergence")
+    return Side(model, prediction, predicted, heat, bottleneck, atlas, caption, convergence)
+
+
+def _picture(title: str, name: str) -> Any:
+    with gr.Column(min_width=160, elem_classes=["titled"]):
+        gr.Markdown(f"**{title}**")
+        return gr.Image(
+            label=title,
+            show_label=False,
+            format=FORMAT,
+            interactive=False,
+            buttons=[],
+            alt_text=title,
+            elem_id=name,
+        )
+
+
+def run(ckpts: Sequence[Path] | None, host: str, port: int) -> None:
+    """Serves the page until it is interrupted.
+
+    Args:
+        ckpts: Runs' checkpoints to choose from, beside the embedded models.
+        host: Address to listen on.
+        port: To listen on; 0 for one that is free.
+    """
+    port = _free_port(host, port)
+    view = View(available_models(ckpts), example_photos())
+    with tempfile.TemporaryDirectory(prefix="softmaxfree-") as folder:
+        os.environ["GRADIO_TEMP_DIR"] = folder  # pictures, and files until they are read
+        bypass = [os.environ.get("no_proxy"), host]  # Gradio asks itself whether it is there
+        os.environ["no_proxy"] = ",".join(filter(None, bypass))
+        page = build(view)
+        try:
+            page.launch(
+                server_name=host,
+                server_port=port,
+                prevent_thread_lock=True,
+                quiet=True,
+                share=False,
+                run_history=False,
+                enable_monitoring=False,
+                mcp_server=False,
+                ssr_mode=False,
+                footer_links=[],
+                max_file_size=MOST_BYTES,
+                state_session_capacity=20,
+                theme=_theme(),
+                css=CSS,
+            )
+            print(f"softmaxfree explore: {page.local_url} (end it with Ctrl-C)", flush=True)
+            if host not in ("127.0.0.1", "localhost", "::1"):
+                print("Other machines can reach it: whoever can, may use it.", flush=True)
+            Event().wait()
+        finally:
+            page.close(verbose=False)
+
+
+def _theme() -> Any:
+    """The default one with the system's letters: nothing is fetched."""
+    return gr.themes.Default(
+        font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
+    )
+
+
+def _free_port(host: str, port: int) -> int:
+    """The port, if the address can be listened on."""
+    if not 0 <= port <= 65535:
+        raise ValueError(f"--port must be from 0 to 65535, got {port}")
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            return int(probe.getsockname()[1])
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ValueError(
+            f"cannot listen on {host}, port {port} ({reason}): give another --port, or 0 for any "
+            "that is free, or another --host"
+        ) from error
