@@ -1,0 +1,82 @@
+"""The page as somebody uses it, in Chromium."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from softmaxfree.explore.uploads import MOST_BYTES
+
+from .browser import changes, click, find_browser, opened, ready, served, upload
+from .conftest import noise
+
+pytest.importorskip("gradio", reason="gradio is not installed")
+pytest.importorskip("playwright", reason="playwright is not installed")
+BROWSER = find_browser()
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed"),
+]
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with served() as address:
+        yield address
+
+
+@pytest.fixture
+def page(url: str) -> Iterator[Any]:
+    assert BROWSER is not None
+    with opened(BROWSER) as page:
+        yield page
+
+
+def test_a_visit(page: Any, url: str, tmp_path: Path) -> None:
+    asked: list[str] = []
+    errors: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    ready(page, url)
+
+    # A click on a patch: another row in both models.
+    caption = page.locator("#left-caption")
+    assert "Layer 1 of 5, head 1 of 2" in caption.inner_text()
+    changes(page, "left-heat", lambda: click(page, 0.7, 0.3))
+    first = page.locator("#right-heat img").get_attribute("src")
+
+    # Clicks that come before the answer: the last one counts.
+    for across in (0.1, 0.4, 0.9, 0.7):
+        click(page, across, 0.3)
+    page.wait_for_timeout(3000)
+    assert page.locator("#right-heat img").get_attribute("src") == first
+
+    # Sliders: another layer, another resolution.
+    changes(page, "left-heat", lambda: page.locator("#layer input[type=range]").press("ArrowRight"))
+    page.wait_for_selector("#left-caption:has-text('Layer 2 of 5')")
+    page.locator("#times input[type=range]").press("ArrowRight")
+    page.wait_for_selector("#left-predicted:has-text('48 x 48 pixels, trained at 32 x 32')")
+
+    # What if: another inverse.
+    page.locator("#iters input[type=range]").press("ArrowRight")
+    page.locator("#inverse input").click()
+    page.get_by_role("option", name="newton").click()
+    page.wait_for_selector("#left-caption:has-text('WHAT IF newton, 1 step.')")
+
+    # Files: a bad one, one that is too large, a good one.
+    (tmp_path / "notes.png").write_text("not an image")
+    upload(page, tmp_path / "notes.png")
+    message = page.locator("#message").get_by_role("textbox")
+    message.wait_for()
+    assert message.input_value().startswith("Refused: notes.png is no image that can be read")
+    (tmp_path / "heavy.png").write_bytes(bytes(MOST_BYTES + 1))
+    upload(page, tmp_path / "heavy.png")
+    page.get_by_text("exceed the maximum allowed size of 10").first.wait_for()
+    noise(3).image.save(tmp_path / "noise.png")
+    changes(page, "patch", lambda: upload(page, tmp_path / "noise.png"))
+    message.wait_for(state="hidden")
+
+    assert not errors
+    outside = {address for address in asked if not address.startswith((url, "data:", "blob:"))}
+    assert not outside

@@ -1,0 +1,79 @@
+"""The page: it is built without a network, and says so if it cannot be served."""
+
+import gc
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from softmaxfree.explore.answers import place_of, taken
+from softmaxfree.explore.view import View
+
+from .conftest import noise
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        yield server.getsockname()[1]
+
+
+@pytest.fixture
+def page() -> Iterator[Any]:
+    """The module; event loops that Gradio leaves open are closed before other tests run."""
+    pytest.importorskip("gradio", reason="gradio is not installed")
+    from softmaxfree.explore import page
+
+    yield page
+    gc.collect()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_it_is_built_of_what_is_here(page: Any, view: View) -> None:
+    blocks = page.build(view)
+    config = str(blocks.get_config_file())
+    for name in ("patch", "left-heat", "right-heat", "layer", "head", "times", "inverse"):
+        assert f"'{name}'" in config
+    assert "what if: normalisation" in config
+    theme = page._theme()
+    assert not theme._stylesheets
+    assert not any(function.api_visibility == "public" for function in blocks.fns.values())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_addresses_that_cannot_be_listened_on(
+    page: Any, taken_port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from softmaxfree.cli import main
+
+    for options, sentence in (
+        (["--port", str(taken_port)], f"127.0.0.1, port {taken_port} (address already in use)"),
+        (["--port", "70000"], "--port must be from 0 to 65535, got 70000"),
+        (["--port", "0", "--host", "192.0.2.1"], "cannot listen on 192.0.2.1"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["explore", *options])
+        told = capsys.readouterr().err
+        assert sentence in told
+        assert told.count("\n") == 1
+
+
+def test_a_file_is_taken_or_refused_and_gone_in_either_case(tmp_path: Path) -> None:
+    before, path = noise(0), tmp_path / "file.png"
+    noise(1).image.save(path)
+    assert taken(str(path), before) == (noise(1)._replace(name="file.png"), "")
+    assert not path.exists()
+    path.write_text("no image")
+    after, refusal = taken(str(path), before)
+    assert after is before
+    assert refusal.startswith("Refused: file.png is no image")
+    assert not path.exists()
+
+
+def test_places() -> None:
+    assert place_of([100, 300]) == (0.75, 0.25)
+    assert place_of([-3, 1000]) == (1, 0)
