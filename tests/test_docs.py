@@ -1,0 +1,85 @@
+"""The documentation: complete, its links alive, its examples running.
+
+The site itself, with links inside of pages, is built by `make docs`.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import softmaxfree
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
+MARKDOWN = sorted([*ROOT.glob("*.md"), *PAGES, *(ROOT / "results").glob("*.md")])
+
+
+def links(path: Path) -> Iterator[Path]:
+    """Files that a Markdown file links to; not those of other hosts."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
+        if not re.match(r"[a-z]+:|#", target):
+            yield path.parent / target.partition("#")[0]
+
+
+def in_nav(entry: Any) -> Iterator[str]:
+    if isinstance(entry, str):
+        yield entry
+    else:
+        for part in entry.values() if isinstance(entry, dict) else entry:
+            yield from in_nav(part)
+
+
+@pytest.mark.parametrize("path", MARKDOWN, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_point_to_files(path: Path) -> None:
+    missing = [str(target) for target in links(path) if not target.exists()]
+    assert not missing
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    nav = set(in_nav(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
+    of_the_root = {path.name for path in ROOT.glob("*.md")}  # docs/site_hooks.py brings them in
+    assert nav - of_the_root == {page.name for page in PAGES}
+
+
+def test_every_result_is_linked_to_from_a_page() -> None:
+    linked = {target.resolve() for page in PAGES for target in links(page)}
+    assert not set((ROOT / "results").glob("*.md")) - linked
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_recipe_is_listed_with_its_score(path: Path) -> None:
+    """In a line of its own, with the first number of its duration and the first of its score."""
+    link = f"(../{path.relative_to(ROOT)})"
+    (line,) = [line for line in (ROOT / "docs/recipes.md").read_text().splitlines() if link in line]
+    for field in ("duration", "score"):
+        header = re.search(rf"^# {field}: +(\d[\d.]*)", path.read_text(), re.MULTILINE)
+        assert header is None or re.search(rf"\b{re.escape(header[1])}\b", line), (field, header)
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    reference = (ROOT / "docs/api.md").read_text()
+    named = re.findall(r"^::: softmaxfree\.(\w+)$", reference, re.MULTILINE)
+    assert sorted(named) == sorted(softmaxfree.__all__)
+
+
+def run_examples(page: str) -> dict[str, Any]:
+    names: dict[str, Any] = {}
+    for code in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL):
+        exec(code, names)
+    return names
+
+
+def test_the_quick_start_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    names = run_examples("docs/index.md")
+    assert names["y"].shape == (1, 100 * 133, 64)
+    assert names["logits"].shape == (2, 10)
+    assert "multiply-adds" in capsys.readouterr().out
+
+
+def test_the_method_in_a_few_lines_is_the_operation() -> None:
+    assert run_examples("docs/method.md")["out"].shape == (784, 32)
