@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -40,8 +39,13 @@ def served(*options: str) -> Iterator[str]:
             raise RuntimeError(f"no address in {line!r}: {process.communicate()[1]}")
         yield line.split()[2]
     finally:
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=MOST_SECONDS)
+        process.terminate()
+        try:
+            process.communicate(timeout=MOST_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            raise
 
 
 @contextmanager

@@ -1,7 +1,9 @@
 """`softmaxfree explore`: the page, its controls and the server."""
 
 import os
+import signal
 import socket
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -218,6 +220,7 @@ def run(ckpts: Sequence[Path] | None, host: str, port: int) -> None:
         port: To listen on; 0 for one that is free.
     """
     port = _free_port(host, port)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # as Ctrl-C: the folder is removed
     view = View(available_models(ckpts), example_photos())
     with tempfile.TemporaryDirectory(prefix="softmaxfree-") as folder:
         os.environ["GRADIO_TEMP_DIR"] = folder  # pictures, and files until they are read
