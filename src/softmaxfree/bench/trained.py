@@ -37,14 +37,18 @@ class TrainedRun:
         path = self.folder / "run.json"
         return json.loads(path.read_text()) if path.is_file() else {}
 
-    def train(self, threads: int) -> None:
-        """Trains in a process of its own, from where it was stopped, if it is not done."""
-        told = self.told()
+    def refuse_another(self, told: dict[str, Any]) -> None:
+        """A run of another command in its place would be taken for it."""
         if told and told["command"] != shlex.join(["softmaxfree", *self.command()]):
             raise ValueError(
                 f"{self.folder} holds a run of another command, `{told['command']}`: "
                 "give another folder with --runs"
             )
+
+    def train(self, threads: int) -> None:
+        """Trains in a process of its own, from where it was stopped, if it is not done."""
+        told = self.told()
+        self.refuse_another(told)
         if "scores" in told:
             return
         self.folder.parent.mkdir(parents=True, exist_ok=True)

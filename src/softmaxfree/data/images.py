@@ -28,7 +28,8 @@ class ImageData(Data):
         num_workers: Processes that load images, for each process that trains.
         cache: Keep decoded images in memory, for data sets that fit into it.
         size: Side of the images, in pixels.
-        eval_sizes: Sides to score at, such as [224, 384, 512]; size alone if not given.
+        eval_sizes: Sides to score at, such as [224, 384, 512]. If not given, size alone, and at the
+            end of a run one and a half times and twice that as well.
         crop_pct: In evaluation, the part of the resized image's side that the crop keeps: 0.875 is
             224 out of 256.
         interpolation: How images are resized in evaluation: bicubic, bilinear.
@@ -80,6 +81,7 @@ class ImageData(Data):
         self.test_split = test_split or val_split
         self.cache = cache
         self.size, self.eval_sizes = size, eval_sizes or [size]
+        self.closing_sizes = eval_sizes or [size, size * 3 // 2, size * 2]
         self.preparation: dict[str, Any] = {
             "crop_pct": crop_pct,
             "interpolation": interpolation,

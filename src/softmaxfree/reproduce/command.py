@@ -13,7 +13,7 @@ from ..environment import command_line
 from ..figures.drawing import panels
 from .contestants import SEEDS, SIZES, ContestantRun, contestant_runs
 from .experiments import EXPERIMENTS, Experiment
-from .measured import MEASURED
+from .measured import MEASURED, measured_runs
 from .verdicts import Verdict, judge
 
 
@@ -29,7 +29,8 @@ def run(
     """Experiments one after the other; what has been trained before is not trained again."""
     for name in names:
         if name in MEASURED:
-            train_all(contestant_runs("softpp", runs, arguments, seeds), workers, threads, name)
+            # The weights are needed, also where a record says what they scored.
+            train_all(measured_runs(runs, arguments, seeds), workers, threads, name)
             measure(name, runs, out, seeds)
         else:
             reproduce(name, workers, threads, runs, out, seeds, arguments)
@@ -58,7 +59,7 @@ def reproduce(
     """Trains the contestants of an experiment, scores them, and writes OUT/NAME.*."""
     experiment = EXPERIMENTS[name]
     trained = {
-        contestant: contestant_runs(contestant, runs, arguments, seeds)
+        contestant: contestant_runs(contestant, runs, out / "runs", arguments, seeds)
         for contestant in experiment.contestants
     }
     # Seed by seed, so that a command that is stopped has compared something.
@@ -79,11 +80,11 @@ def row(contestant: str, run: ContestantRun) -> dict[str, Any]:
     return {
         "contestant": contestant,
         "seed": int(run.folder.name.rpartition("-")[2]),
-        **{f"accuracy@{size}": accuracy[size] for size in SIZES},
+        **{f"accuracy@{size}": value for size, value in accuracy.items()},
         "minutes": told.get("seconds", 0) / 60,
         "step_s": told.get("seconds_per_step"),
         "peak_bytes": told.get("peak_bytes"),
-        "diverged": "seconds" not in told,
+        "diverged": "diverged" in told,
         "command": told["command"],
         "commit": told["commit"],
     }

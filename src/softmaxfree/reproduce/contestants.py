@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,10 @@ _SWIN = (
 )
 
 
+_LARGER = ("--data.eval_sizes=[32,48,64]",)
+"""Scored at all of SIZES, which takes as long as half of the training."""
+
+
 def _attention(name: str, **options: str) -> tuple[str, ...]:
     return (f"--model.attention={name}", *_options(**options))
 
@@ -38,14 +43,15 @@ def _options(**options: str) -> tuple[str, ...]:
 _LINEAR = ("soft", "softmax", "linformer", "performer", "nystromformer")
 
 CONTESTANTS: dict[str, tuple[str, ...]] = {
-    "softpp": (),
-    **{name: _attention(name) for name in _LINEAR},
+    "softpp": _LARGER,
+    "soft": (*_attention("soft"), *_LARGER),
+    **{name: _attention(name) for name in _LINEAR if name != "soft"},
     "softpp, no value convolution": _options(value_conv="0"),
     **{f"{name}, no value convolution": _attention(name, value_conv="0") for name in _LINEAR},
     "gaussian, not normalised": _attention("gaussian", attention_options="{normalize: false}"),
     "gaussian, normalised": _attention("gaussian", attention_options="{normalize: true}"),
-    "softpp, 16 tokens": _options(tokens="16"),
-    "soft, 16 tokens": _attention("soft", tokens="16"),
+    "softpp, 16 tokens": (*_options(tokens="16"), *_LARGER),
+    "soft, 16 tokens": (*_attention("soft", tokens="16"), *_LARGER),
     "softpp, 4 tokens": _options(tokens="4"),
     "softpp, 36 tokens": _options(tokens="36"),
     "softpp, 64 tokens": _options(tokens="64"),
@@ -72,40 +78,49 @@ CONTESTANTS: dict[str, tuple[str, ...]] = {
 """Further arguments of each, by what tables call it."""
 
 
+@dataclass(frozen=True)
 class ContestantRun(TrainedRun):
-    """One that may diverge, which is a result: it scores as guessing does."""
+    """One whose result is kept in a file of its own: a run that has one is not trained again.
 
-    @property
-    def _diverged(self) -> Path:
-        return self.folder / "diverged.json"
+    It may diverge, which is a result: it scores as guessing does.
+    """
+
+    record: Path
 
     def train(self, threads: int) -> None:
-        if self._diverged.is_file():
+        told = self.told()
+        if self.record.is_file():
+            self.refuse_another(told)
             return
         try:
             super().train(threads)
         except RuntimeError as error:
             if "the loss is" not in str(error):
                 raise
-            write_atomically(self._diverged, json.dumps({"why": str(error)}) + "\n")
+            told = super().told()
+            told |= {"diverged": str(error), "scores": {"accuracy": dict.fromkeys(SIZES, GUESSING)}}
+        else:
+            told = super().told()
+        self.record.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.record, json.dumps(told, indent=1) + "\n")
 
     def told(self) -> dict[str, Any]:
-        diverged = (
-            {"scores": {"accuracy": dict.fromkeys(SIZES, GUESSING)}}
-            if self._diverged.is_file()
-            else {}
-        )
-        return super().told() | diverged
+        return json.loads(self.record.read_text()) if self.record.is_file() else super().told()
 
 
 def contestant_runs(
-    name: str, runs: Path, arguments: Sequence[str] = (), seeds: Sequence[int] = SEEDS
+    name: str,
+    runs: Path,
+    records: Path,
+    arguments: Sequence[str] = (),
+    seeds: Sequence[int] = SEEDS,
 ) -> list[ContestantRun]:
     """One for each seed. Experiments that have a contestant in common share its runs.
 
     Args:
         name: In `CONTESTANTS`.
         runs: Folder of all runs.
+        records: Folder of what they came to.
         arguments: Further ones, the same for all contestants.
         seeds: Of the runs.
     """
@@ -114,6 +129,7 @@ def contestant_runs(
         ContestantRun(
             runs / f"{folder}-{seed}",
             (config(RECIPE), *CONTESTANTS[name], f"--seed_everything={seed}", *arguments),
+            records / f"{folder}-{seed}.json",
         )
         for seed in seeds
     ]

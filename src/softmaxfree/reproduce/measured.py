@@ -13,13 +13,14 @@ from PIL import Image
 
 from ..bench.measure import time_interleaved
 from ..bench.results import table
+from ..bench.trained import TrainedRun
 from ..data.sources import open_source
 from ..figures import newton as newton_figure
 from ..figures import spectrum as spectrum_figure
 from ..figures.subject import Subject, subjects
 from ..models.cost import kept_bytes
 from ..ops.inverse import INVERSES
-from .contestants import contestant_runs
+from .contestants import SEEDS, contestant_runs
 
 IMAGES = 20
 """Test images that convergence is measured on, two of each class."""
@@ -125,9 +126,19 @@ MEASURED: dict[str, tuple[str, Callable[[Path, Sequence[int]], Measured]]] = {
 """By the names on the command line."""
 
 
-def trained(runs: Path, seeds: Sequence[int]) -> Iterator[tuple[int, Subject]]:
+def measured_runs(
+    runs: Path, arguments: Sequence[str] = (), seeds: Sequence[int] = SEEDS
+) -> list[TrainedRun]:
     """SOFT++ of each seed."""
-    for seed, run in zip(seeds, contestant_runs("softpp", runs, seeds=seeds)):
+    return [
+        TrainedRun(run.folder, run.arguments)
+        for run in contestant_runs("softpp", runs, runs, arguments, seeds)
+    ]
+
+
+def trained(runs: Path, seeds: Sequence[int]) -> Iterator[tuple[int, Subject]]:
+    """The weights of each seed."""
+    for seed, run in zip(seeds, measured_runs(runs, seeds=seeds)):
         (subject,) = subjects([run.folder / "last.ckpt"])
         yield seed, subject
 

@@ -162,11 +162,11 @@ class Classification(Task):
             )
 
     def closing_scores(self) -> dict[str, Any]:
-        """Accuracy by image size: that of training, one and a half times and twice as large."""
+        """Accuracy by image size."""
         data = self.images
         if data is None:
             return super().closing_scores()
-        sizes = [data.size, data.size * 3 // 2, data.size * 2]
+        sizes = data.closing_sizes
         before, data.eval_sizes = data.eval_sizes, sizes
         try:
             found = super().closing_scores()
