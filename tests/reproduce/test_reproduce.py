@@ -1,6 +1,7 @@
 """`softmaxfree reproduce`, at toy size: real runs, resumed, judged and written."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -58,14 +59,18 @@ def test_an_experiment_end_to_end(
     assert "`softmaxfree reproduce samplers`: [all numbers](../out/samplers.md)" in page
     assert "80.9 over 80.9" in page
 
-    before = Path("runs/softpp-0/last.ckpt").stat().st_mtime_ns
+    shutil.rmtree("runs")  # the records stay, and a run that has one is not trained again
     command.run(["toy"], **given, seeds=[0], arguments=TOY)
-    assert Path("runs/softpp-0/last.ckpt").stat().st_mtime_ns == before
+    assert not Path("runs").exists()
+    assert json.loads(Path("out/toy.json").read_text())["rows"] == content["rows"]
+    with pytest.raises(ValueError, match="holds a run of another command"):
+        command.run(["toy"], **given, seeds=[0], arguments=(*TOY, "--model.lr=1"))
 
 
 def test_a_run_that_diverges_scores_as_guessing_does(images: None, tmp_path: Path) -> None:
     arguments = (*TOY[1:], "--trainer.max_steps=20", "--model.lr=1e20", "--model.warmup_steps=0")
-    (run,) = contestants.contestant_runs("softpp", tmp_path / "runs", arguments, seeds=[0])
+    folders = tmp_path / "runs", tmp_path / "records"
+    (run,) = contestants.contestant_runs("softpp", *folders, arguments, seeds=[0])
     run.train(1)
     row = command.row("softpp", run)
     assert row["diverged"]
