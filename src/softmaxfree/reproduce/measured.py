@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import timm
 import torch
-import torch.nn.functional as F
 from PIL import Image
 
 from ..bench.measure import time_interleaved
@@ -21,6 +20,7 @@ from ..figures.subject import Subject, subjects
 from ..models.cost import kept_bytes
 from ..ops.inverse import INVERSES
 from .contestants import SEEDS, contestant_runs
+from .costs import training_step
 
 IMAGES = 20
 """Test images that convergence is measured on, two of each class."""
@@ -31,6 +31,13 @@ class Measured(NamedTuple):
 
     rows: list[dict[str, Any]]
     report: str
+    verdict: str
+    """A sentence, *held*, *not held* or *cannot tell* first."""
+    dots: dict[str, list[float]]
+    """What is drawn."""
+    quantity: str
+    """What it is."""
+    log: bool = False
 
 
 def newton(runs: Path, seeds: Sequence[int]) -> Measured:
@@ -52,7 +59,17 @@ def newton(runs: Path, seeds: Sequence[int]) -> Measured:
             "not in all" if None in steps else f"{min(steps)} to {max(steps)}",
             f"{max(after):.1e}",
         ])  # fmt: skip
-    return Measured(rows, table(["method", "steps to 1e-3", "worst after 20 steps"], lines))
+    papers = [row for row in rows if row["method"] == "paper"]
+    enough = sum(row["residual after 20"] <= newton_figure.ENOUGH for row in papers)
+    return Measured(
+        rows,
+        table(["method", "steps to 1e-3", "worst after 20 steps"], lines),
+        f"*{'held' if enough == len(papers) else 'not held'}*: the paper's iteration comes to a "
+        f"residual of 1e-3 within 20 steps in {enough} of {len(papers)} stages of all seeds.",
+        _collected(rows, "method", "residual after 20"),
+        "|A X A - A| / |A| after 20 steps, a dot for each stage and seed",
+        log=True,
+    )
 
 
 def spectrum(runs: Path, seeds: Sequence[int]) -> Measured:
@@ -86,7 +103,28 @@ def spectrum(runs: Path, seeds: Sequence[int]) -> Measured:
         known = [power for power in found if power is not None]
         shown = f"{min(known):.2f} to {max(known):.2f}" if known else "no full rank"
         lines.append([inverse, quantity, shown, {"soft": "2", "softpp": "1"}.get(quantity, "-")])
-    return Measured(rows, table(["inverse", "norm of", "grows as m^", "paper"], lines, 2))
+    exact = _collected([row for row in rows if row["inverse"] == "exact"], "norm", "exponent")
+    if not (exact.get("soft") and exact.get("softpp")):
+        verdict = "*cannot tell*: the matrices have no full rank in float64."
+    else:
+        within = max(exact["soft"]) <= 2 and max(exact["softpp"]) <= 1
+        verdict = (
+            f"*{'held' if within else 'not held'}*: with the exact inverse the exponents are at "
+            f"most {max(exact['soft']):.2f} and {max(exact['softpp']):.2f}."
+        )
+    return Measured(
+        rows,
+        table(["inverse", "norm of", "grows as m^", "paper"], lines, 2),
+        verdict,
+        {
+            f"{norm}, {inverse}": values
+            for inverse in ("exact", "newton")
+            for norm, values in _collected(
+                [row for row in rows if row["inverse"] == inverse], "norm", "exponent"
+            ).items()
+        },
+        "the p of norm ~ m^p, a dot for each seed",
+    )
 
 
 def backward(runs: Path, seeds: Sequence[int]) -> Measured:
@@ -96,7 +134,7 @@ def backward(runs: Path, seeds: Sequence[int]) -> Measured:
         torch.manual_seed(0)
         model = timm.create_model(name, inverse="newton", iters=20, num_classes=10)
         images, labels = torch.randn(batch, 3, size, size), torch.zeros(batch, dtype=torch.long)
-        step = partial(_step, model, images, labels)
+        step = partial(training_step, model, images, labels)
         through = partial(_through_the_steps, step)
         times = time_interleaved({"closed form": step, "through 20 steps": through}, 10)
         for way, timing in times.items():
@@ -115,7 +153,17 @@ def backward(runs: Path, seeds: Sequence[int]) -> Measured:
         ]
         for row in rows
     ]
-    return Measured(rows, table(["model", "gradient", "step, ms", "kept, MB"], lines, 2))
+    ratios = [
+        through["step_s"] / closed["step_s"] for closed, through in zip(rows[::2], rows[1::2])
+    ]
+    return Measured(
+        rows,
+        table(["model", "gradient", "step, ms", "kept, MB"], lines, 2),
+        f"*{'held' if min(ratios) > 1 else 'not held'}*: a training step through the iteration "
+        f"takes {' and '.join(f'{ratio:.2f}' for ratio in ratios)} times as long.",
+        {f"{row['model']}, {row['gradient']}": [row["step_s"] * 1e3] for row in rows},
+        "a training step (ms)",
+    )
 
 
 MEASURED: dict[str, tuple[str, Callable[[Path, Sequence[int]], Measured]]] = {
@@ -149,13 +197,17 @@ def test_images(count: int) -> list[Image.Image]:
     return [source.load(i * len(source) // count)[0] for i in range(count)]
 
 
+def _collected(rows: Sequence[dict[str, Any]], name: str, value: str) -> dict[str, list[float]]:
+    """Values by name, without those that are not known."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        if row[value] is not None:
+            found.setdefault(row[name], []).append(row[value])
+    return found
+
+
 def _scaled(value: float, unit: float) -> str:
     return f"{value / unit:.0f}"
-
-
-def _step(model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor) -> None:
-    model.zero_grad()
-    F.cross_entropy(model(images), labels).backward()
 
 
 def _through_the_steps(step: Callable[[], None]) -> None:

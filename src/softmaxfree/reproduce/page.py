@@ -42,7 +42,7 @@ def write_page(results: Path, page: Path) -> None:
             claim = (function.__doc__ or "").strip()
             parts.append(
                 _section(title, name, results, page)
-                + f"\n{claim}\n\n```text\n{content['report']}\n```\n"
+                + f"\n{claim} {content['verdict']}\n\n```text\n{content['report']}\n```\n"
             )
     write_atomically(page, "\n".join(parts))
     print(f"written: {page}")
