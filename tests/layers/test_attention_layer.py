@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from softmaxfree import SoftmaxFreeAttention, gaussian_attention, softmax_free_attention
 from softmaxfree.layers.samplers import SAMPLERS
@@ -82,6 +82,33 @@ def test_a_ratio_of_1_without_norm_is_exact_attention() -> None:
     q, v = heads(layer.q(x)), heads(layer.v(x))
     expected = layer.proj(merged(gaussian_attention(q, q, v)))
     assert relative_error(layer(x, (3, 3)), expected) < 1e-8
+
+
+def test_a_kernel_for_each_channel() -> None:
+    """Heads whose channels have one kernel are those of the usual value convolution."""
+    usual, wide = build(value_conv=3), build(value_conv=3, value_conv_per_channel=True)
+    assert usual.value_conv is not None
+    assert wide.value_conv is not None
+    assert wide.value_conv.weight.shape == (12, 1, 3, 3)
+    copied = usual.state_dict()
+    per_head = 12 // len(usual.value_conv.weight)
+    copied["value_conv.weight"] = copied["value_conv.weight"].repeat_interleave(per_head, 0)
+    wide.load_state_dict(copied)
+    x = tokens(2, 64, 12)
+    assert relative_error(wide(x, (8, 8)), usual(x, (8, 8))) < 1e-12
+    with torch.no_grad():
+        wide.value_conv.weight[0] += 1
+    assert relative_error(wide(x, (8, 8)), usual(x, (8, 8))) > 1e-3
+
+
+def test_a_gate_scales_the_result_before_the_last_projection() -> None:
+    gated, plain = build(gate=True), build()
+    plain.load_state_dict({k: v for k, v in gated.state_dict().items() if "gate" not in k})
+    plain.proj = nn.Identity()
+    assert gated.gate is not None
+    x = tokens(2, 64, 12)
+    expected = gated.proj(plain(x, (8, 8)) * torch.sigmoid(gated.gate(x)))
+    assert relative_error(gated(x, (8, 8)), expected) < 1e-12
 
 
 def test_the_value_convolution_is_added_to_the_grid_alone() -> None:

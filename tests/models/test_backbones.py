@@ -9,6 +9,7 @@ from softmaxfree.layers.gaussian import GaussianAttention
 from softmaxfree.layers.multihead import MultiHeadAttention
 from softmaxfree.layers.samplers import SAMPLERS
 from softmaxfree.layers.softmax import SoftmaxAttention
+from softmaxfree.models.backbone import ConvPosition
 
 from ..helpers import relative_error
 
@@ -273,6 +274,7 @@ def test_img_size_sets_the_grids() -> None:
         ({"img_size": 0}, "img_size must be a side or"),
         ({"act_layer": "relu"}, "act_layer must be one of gelu, gelu_tanh, got 'relu'"),
         ({"stem_stride": 3}, "stem_stride must be 4 or 2, got 3"),
+        ({"position": "none"}, "position must be one of learned, conv, got 'none'"),
     ],
 )
 def test_bad_arguments_are_named(arguments: dict[str, object], message: str) -> None:
@@ -305,6 +307,23 @@ def test_options_that_are_set_elsewhere_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         build(name, attention_options=option)
+
+
+def test_positions_by_convolution() -> None:
+    """Inside, a shifted image is a shifted map; learned positions do not follow it."""
+    model = build(position="conv")
+    assert not any("position.grid" in name for name, _ in model.named_parameters())
+    assert model(images(2, 3, 44, 36)).shape == (2, 7)
+    tokens, size = images(1, 1 + 8 * 8, 5), (8, 8)
+    position = ConvPosition(5, prefix_tokens=1)
+    grid = tokens[:, 1:].unflatten(1, size)
+    shifted = torch.cat([tokens[:, :1], grid.roll(1, 2).flatten(1, 2)], 1)
+    with torch.no_grad():
+        one, other = position(tokens, size), position(shifted, size)
+    assert torch.equal(one[:, 0], tokens[:, 0])  # the class token has no place
+    one, other = (x[:, 1:].unflatten(1, size) for x in (one, other))
+    torch.testing.assert_close(one[:, :, 1:-2], other[:, :, 2:-1])
+    assert (one[:, :, 0] - other[:, :, 1]).abs().max() > 1e-4  # the margins tell where they are
 
 
 def test_options_of_an_attention_alone() -> None:

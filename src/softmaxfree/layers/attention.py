@@ -34,6 +34,7 @@ class SoftmaxFreeAttention(MultiHeadAttention):
             bottleneck token of its own and takes no part in the value convolution.
         pad: `replicate` or `drop`, what becomes of sides that the ratio does not divide.
         qkv_bias: Biases in the projections of queries and values.
+        value_conv_per_channel, gate: Those of `MultiHeadAttention`; the paper has neither.
         causal: Refused: bottleneck tokens are made of the whole sequence, so that every output
             would see the future.
     """
@@ -57,6 +58,8 @@ class SoftmaxFreeAttention(MultiHeadAttention):
         prefix_tokens: int = 0,
         pad: str = "replicate",
         qkv_bias: bool = True,
+        value_conv_per_channel: bool = False,
+        gate: bool = False,
         causal: bool = False,
     ) -> None:
         super().__init__(
@@ -67,6 +70,8 @@ class SoftmaxFreeAttention(MultiHeadAttention):
             value_conv=value_conv,
             prefix_tokens=prefix_tokens,
             qkv_bias=qkv_bias,
+            value_conv_per_channel=value_conv_per_channel,
+            gate=gate,
         )
         if causal:
             raise ValueError(

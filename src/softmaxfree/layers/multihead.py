@@ -41,6 +41,8 @@ class MultiHeadAttention(nn.Module, ABC):
         prefix_tokens: How many tokens come before the grid, such as a class token. They take no
             part in the value convolution.
         qkv_bias: Biases in the projections of queries, keys and values.
+        value_conv_per_channel: A kernel for each channel of the value convolution, not each head.
+        gate: Multiply the result by a sigmoid of a projection of the tokens, channel by channel.
     """
 
     linear: ClassVar[bool] = True
@@ -60,6 +62,8 @@ class MultiHeadAttention(nn.Module, ABC):
         value_conv: int | None = None,
         prefix_tokens: int = 0,
         qkv_bias: bool = True,
+        value_conv_per_channel: bool = False,
+        gate: bool = False,
     ) -> None:
         super().__init__()
         if dim < 1 or num_heads < 1 or dim % num_heads:
@@ -73,7 +77,9 @@ class MultiHeadAttention(nn.Module, ABC):
         self.q = nn.Linear(dim, dim, bias=qkv_bias)
         self.k = None if tie_qk else nn.Linear(dim, dim, bias=qkv_bias)
         self.v = nn.Linear(dim, dim, bias=qkv_bias)
-        self.value_conv = None if value_conv is None else ValueConv(num_heads, value_conv, ndim)
+        kernels = dim if value_conv_per_channel else num_heads
+        self.value_conv = None if value_conv is None else ValueConv(kernels, value_conv, ndim)
+        self.gate = nn.Linear(dim, dim) if gate else None
         self.proj = nn.Linear(dim, dim)
 
     @abstractmethod
@@ -151,6 +157,8 @@ class MultiHeadAttention(nn.Module, ABC):
                 values = values.masked_fill(~mask.unsqueeze(-1), 0)
             local = self.value_conv(values[:, self.prefix_tokens :], size)
             out = out + F.pad(local, (0, 0, self.prefix_tokens, 0))
+        if self.gate is not None:
+            out = out * self.gate(x).sigmoid()
         return self.proj(out)
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -207,11 +215,17 @@ def dropped_to_zero(tokens: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class ValueConv(nn.Module):
-    """A depthwise convolution of the values, one kernel for all channels of a head."""
+    """A depthwise convolution of the values; channels side by side share a kernel.
 
-    def __init__(self, num_heads: int, kernel_size: int, ndim: int) -> None:
+    Args:
+        kernels: How many: one for each head, or for each channel.
+        kernel_size: Their side, odd.
+        ndim: 2 for images, 1 for sequences.
+    """
+
+    def __init__(self, kernels: int, kernel_size: int, ndim: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(num_heads, 1, *[kernel_size] * ndim))
+        self.weight = nn.Parameter(torch.empty(kernels, 1, *[kernel_size] * ndim))
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
 
     def forward(self, v: Tensor, size: Size) -> Tensor:
@@ -235,9 +249,9 @@ def _convolved(v: Tensor, weight: Tensor, size: Size) -> Tensor:
 
 
 def _of_all_channels(weight: Tensor, dim: int) -> Tensor:
-    """(heads, 1, ...) -> (dim, 1, ...)."""
-    num_heads, _, *kernel = weight.shape
-    return weight.expand(-1, dim // num_heads, *kernel).reshape(dim, 1, *kernel)
+    """(kernels, 1, ...) -> (dim, 1, ...)."""
+    kernels, _, *kernel = weight.shape
+    return weight.expand(-1, dim // kernels, *kernel).reshape(dim, 1, *kernel)
 
 
 def _image(tokens: Tensor, size: Size) -> Tensor:

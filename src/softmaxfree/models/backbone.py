@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import trunc_normal_
 from timm.models import register_notrace_function, register_notrace_module
@@ -132,6 +133,25 @@ class PositionEmbedding(nn.Module):
         # An exported graph is for all sizes.
         grid = resize_grid(self.grid, height, width, always=is_exporting()).flatten(1, 2)
         return x + (grid if self.prefix is None else torch.cat([self.prefix, grid], 1))
+
+
+@register_notrace_module
+class ConvPosition(nn.Module):
+    """Positions by a depthwise convolution, whose zeros beyond the margins tell where they are.
+
+    Chu et al., Conditional Positional Encodings for Vision Transformers, arXiv 2102.10882.
+    """
+
+    def __init__(self, dim: int, prefix_tokens: int) -> None:
+        super().__init__()
+        self.prefix_tokens = prefix_tokens
+        self.conv = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
+
+    def forward(self, x: Tensor, size: Sequence[int]) -> Tensor:
+        """Tokens (B, prefix + H W, dim) of a grid (H, W), with what their neighbours add."""
+        grid = x[:, self.prefix_tokens :].transpose(1, 2).unflatten(2, tuple(size))
+        added = self.conv(grid).flatten(2).transpose(1, 2)
+        return x + F.pad(added, (0, 0, self.prefix_tokens, 0))
 
 
 def to_tokens(x: Tensor, cls_token: Tensor | None) -> tuple[Tensor, Sequence[int]]:

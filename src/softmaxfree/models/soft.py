@@ -21,10 +21,19 @@ from ..layers.activations import ACTIVATIONS
 from ..layers.blocks import PostNormBlock, PreNormBlock
 from ..layers.patches import conv_embedding, patch_embedding
 from ..layers.table import build_attention, chosen_options
-from .backbone import Backbone, PositionEmbedding, default_cfg, pair, spread_drop_path, to_tokens
+from .backbone import (
+    Backbone,
+    ConvPosition,
+    PositionEmbedding,
+    default_cfg,
+    pair,
+    spread_drop_path,
+    to_tokens,
+)
 from .checkpoints import checkpoint_filter_fn
 
 STAGE4 = ("soft", "softmax", "gaussian")
+POSITIONS = ("learned", "conv")
 FROM_MODEL = ("ndim", "max_size", "prefix_tokens")
 """Options of an attention that follow from the model it is in."""
 
@@ -39,6 +48,7 @@ class Stage(nn.Module):
         grid: tuple[int, int],
         blocks: list[nn.Module],
         class_token: bool,
+        position: str,
     ) -> None:
         super().__init__()
         self.grad_checkpointing = False
@@ -47,7 +57,11 @@ class Stage(nn.Module):
         self.cls_token = nn.Parameter(torch.empty(1, 1, dim)) if class_token else None
         if self.cls_token is not None:
             trunc_normal_(self.cls_token, std=0.02)
-        self.position = PositionEmbedding(grid, dim, self.prefix_tokens)
+        self.position = (
+            PositionEmbedding(grid, dim, self.prefix_tokens)
+            if position == "learned"
+            else ConvPosition(dim, self.prefix_tokens)
+        )
         self.blocks = nn.ModuleList(blocks)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Sequence[int]]:
@@ -93,6 +107,7 @@ class SoftmaxFreeTransformer(Backbone):
         overlap: Patch embeddings by overlapping convolutions; if not, PVT's.
         pre_norm: Normalise the input of each branch in all stages, as PVT does; if not, in the
             last one only, and residual sums in the others.
+        position: What tells tokens their places: `learned` embeddings, or a convolution (`conv`).
         stem_stride: Stride of the first patch embedding: 4, or 2 for small images.
         mlp_ratios: Width of the hidden layers, in units of the stage's.
         act_layer: Activation in the first three stages: `gelu`, or `gelu_tanh` as released.
@@ -125,6 +140,7 @@ class SoftmaxFreeTransformer(Backbone):
         value_conv: int | Sequence[int] = (9, 5, 3, 0),
         overlap: bool = True,
         pre_norm: bool = False,
+        position: str = "learned",
         stem_stride: int = 4,
         mlp_ratios: float | Sequence[float] = 4.0,
         act_layer: str = "gelu",
@@ -140,6 +156,8 @@ class SoftmaxFreeTransformer(Backbone):
         value_conv = _four("value_conv", value_conv, 0)
         if stage4 not in STAGE4:
             raise ValueError(f"stage4 must be one of {', '.join(STAGE4)}, got {stage4!r}")
+        if position not in POSITIONS:
+            raise ValueError(f"position must be one of {', '.join(POSITIONS)}, got {position!r}")
         if act_layer not in ACTIVATIONS:
             raise ValueError(
                 f"act_layer must be one of {', '.join(ACTIVATIONS)}, got {act_layer!r}"
@@ -182,7 +200,7 @@ class SoftmaxFreeTransformer(Backbone):
                     blocks.append(kind(layer, dim, mlp_ratios[i], act, next(rates), eps))
                 embedding = conv_embedding if overlap else patch_embedding
                 embed = embedding(embed_dims[i - 1] if i else in_chans, dim, strides)
-                self.stages.append(Stage(embed, dim, grid, blocks, class_token=last))
+                self.stages.append(Stage(embed, dim, grid, blocks, last, position))
                 self.feature_info.append(
                     {"num_chs": dim, "reduction": reduction, "module": f"stages.{i}"}
                 )

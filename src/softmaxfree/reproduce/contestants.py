@@ -107,6 +107,19 @@ CONTESTANTS: dict[str, Contestant] = {
     "softpp, newton, 5 steps": _softpp(inverse="newton", iters=5),
     "softpp, backtrack, 20 steps": _softpp(inverse="backtrack", iters=20),
     "softpp, no pyramid": Contestant(backbone="softpp_vit_small", options=_PLAIN_GRID),
+    # Beyond the paper. A smaller hidden layer pays for what a gate or more tokens cost.
+    "softpp, pre-norm": _softpp(pre_norm=True),
+    "softpp, position by convolution": _softpp(position="conv"),
+    "softpp, gated": _softpp(attention_options={"gate": True}, mlp_ratios=3.5),
+    "softpp, value kernels by channel": _softpp(attention_options={"value_conv_per_channel": True}),
+    "softpp, more tokens": _softpp(tokens=36, mlp_ratios=3.5),
+    "softx": _softpp(
+        pre_norm=True,
+        position="conv",
+        attention_options={"gate": True, "value_conv_per_channel": True},
+        tokens=36,
+        mlp_ratios=3.0,
+    ),
 }
 """By what tables call them."""
 

@@ -112,5 +112,19 @@ EXPERIMENTS: dict[str, Experiment] = {
             Claim("softpp, newton, 20 steps", "softpp, newton, 5 steps", "20 steps are enough"),
         ),
     ),
+    "beyond": Experiment(
+        "Beyond the paper, at equal cost: one change alone, then all together",
+        tuple(
+            Claim(changed, "softpp", "not in it")
+            for changed in (
+                "softpp, pre-norm",
+                "softpp, position by convolution",
+                "softpp, gated",
+                "softpp, value kernels by channel",
+                "softpp, more tokens",
+                "softx",
+            )
+        ),
+    ),
 }
 """By the names on the command line."""
