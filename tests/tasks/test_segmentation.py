@@ -213,6 +213,15 @@ def test_validation_scores_what_the_model_finds(
     assert told["pixel_accuracy"] == pytest.approx(accuracy, abs=1e-6)
 
 
+def test_one_image_at_a_time_is_refused_where_it_is_pooled_to_a_pixel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    one = ["--data.batch_size=1", "--trainer.limit_val_batches=0"]
+    with pytest.raises(ValueError, match=r"give --data\.batch_size 2 or more for each process"):
+        run("fit", ["--config", str(configuration(tmp_path)), "--out", "run", *one])
+
+
 def test_the_backbone_starts_from_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
