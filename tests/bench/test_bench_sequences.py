@@ -3,12 +3,14 @@
 import csv
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
-from softmaxfree.bench import lra, sequences
+from softmaxfree.bench import lra, sequences, trained
+from softmaxfree.bench.trained import TrainedRun
 from softmaxfree.cli import main
 
 from .test_bench import keep_threads  # noqa: F401
@@ -88,6 +90,22 @@ def test_a_table_of_runs_goes_on_where_it_was(
     config.write_text(config.read_text().replace("max_steps: 2", "max_steps: 7"))
     with pytest.raises(ValueError, match="steps is 2 in one and 7 in another"):
         lra.rows_in(Path("runs/lra"))
+
+
+def test_a_run_that_a_signal_has_ended_is_not_taken_for_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It saves its state and ends without an error, but has no scores."""
+    run = TrainedRun(tmp_path / "run", ())
+
+    def stopped(*_: Any, **__: Any) -> SimpleNamespace:
+        run.folder.mkdir()
+        (run.folder / "run.json").write_text('{"command": "softmaxfree fit"}')
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(trained.subprocess, "run", stopped)
+    with pytest.raises(RuntimeError, match="was stopped before its end: the same command goes on"):
+        run.train(1)
 
 
 @pytest.mark.parametrize(
