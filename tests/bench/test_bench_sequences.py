@@ -3,10 +3,14 @@
 import csv
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import yaml
 
-from softmaxfree.bench import lra, sequences
+from softmaxfree.bench import lra, sequences, trained
+from softmaxfree.bench.trained import TrainedRun
 from softmaxfree.cli import main
 
 from .test_bench import keep_threads  # noqa: F401
@@ -88,14 +92,84 @@ def test_a_table_of_runs_goes_on_where_it_was(
         lra.rows_in(Path("runs/lra"))
 
 
-def test_what_is_not_there_is_refused_before_anything_is_trained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_run_that_a_signal_has_ended_is_not_taken_for_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It saves its state and ends without an error, but has no scores."""
+    run = TrainedRun(tmp_path / "run", ())
+
+    def stopped(*_: Any, **__: Any) -> SimpleNamespace:
+        run.folder.mkdir()
+        (run.folder / "run.json").write_text('{"command": "softmaxfree fit"}')
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(trained.subprocess, "run", stopped)
+    with pytest.raises(RuntimeError, match="was stopped before its end: the same command goes on"):
+        run.train(1)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--attentions", "[softpp,sotf]"], "unknown attention 'sotf'"),
+        (["--tasks", "[listops,image]"], "the data of image come from https://www.cs.toronto.edu"),
+        (
+            ["--short", "true", "--tasks", "[text,retrieval]"],
+            "there are no short runs of retrieval, but of listops, text, image: leave out --short",
+        ),
+    ],
+    ids=["attention", "data", "short"],
+)
+def test_what_is_not_there_is_refused_before_anything_is_trained(
+    words: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SOFTMAXFREE_DATA", str(tmp_path))
     with pytest.raises(SystemExit):
-        main(["bench", "lra", "--attentions", "[softpp,sotf]"])
-    assert "unknown attention 'sotf'" in capsys.readouterr().err
+        main(["bench", "lra", *words])
+    assert sentence in capsys.readouterr().err
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "differing"),
+    [
+        ({"attention": "soft", "options": {"tokens": 8}, "seed": 1, "num_workers": 2}, ""),
+        ({"dim": 32}, "dim is 64 in one and 32 in another"),
+        ({"root": "listops"}, "root is None in one and listops in another"),
+        ({"precision": "bf16-true"}, "precision is None in one and bf16-true in another"),
+    ],
+    ids=["attention", "model", "data", "trainer"],
+)
+def test_runs_that_differ_in_more_than_the_attention_are_not_put_side_by_side(
+    changes: dict[str, Any], differing: str, tmp_path: Path
+) -> None:
+    config: dict[str, dict[str, Any]] = {
+        "trainer": {"max_steps": 2, "precision": None},
+        "model": {"attention": "softpp", "options": None, "length": 40, "lr": 0.1, "dim": 64,
+                  "seed": 0},
+        "data": {"name": "listops", "root": None, "max_length": None, "train_samples": None,
+                 "val_samples": 4, "batch_size": 2, "num_workers": 0, "seed": 0},
+    }  # fmt: skip
+    names = ("command", "commit", "hardware", "versions", "threads", "seconds", "peak_bytes",
+             "seconds_per_step")  # fmt: skip
+    told = dict.fromkeys(names, 1) | {"scores": {"accuracy": 0.5}}
+    for run, changed in (("a", {}), ("b", changes)):
+        trainer, model, data = (
+            {name: changed.get(name, value) for name, value in part.items()}
+            for part in config.values()
+        )
+        given = {"trainer": trainer, "model": {"init_args": model}, "data": {"init_args": data}}
+        (tmp_path / run).mkdir()
+        (tmp_path / run / "run.json").write_text(json.dumps(told))
+        text = yaml.safe_dump({"seed_everything": 0, **given})
+        (tmp_path / run / "config.yaml").write_text(text)
+    if not differing:
+        assert len(lra.rows_in(tmp_path)) == 2
+        return
+    with pytest.raises(ValueError, match=f"runs of listops in .* cannot be compared: {differing}"):
+        lra.rows_in(tmp_path)
 
 
 def test_seeds_are_averaged_and_the_best_comes_first() -> None:

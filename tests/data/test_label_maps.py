@@ -225,7 +225,8 @@ def test_what_is_wrong_with_folders_is_said_in_one_sentence(
     ("options", "sentence"),
     [
         ({"classes": []}, "0 classes are given, but it takes 1 to 255: .* --data.classes"),
-        ({"classes": ["a"] * 256}, "256 classes are given"),
+        ({"classes": [*map(str, range(256))]}, "256 classes are given"),
+        ({"classes": ["a", "b", "a"]}, "'a' is the name of several classes: give each its own"),
         ({"ignore": [256]}, "labels never have the value 256 to ignore: give 0 to 255"),
         ({"palette": [(0, 0, 0)]}, "1 colours are given for 2 classes"),
         ({"label_suffix": "_L"}, r"4 of 4 images have no label that ends in _L\.png .*2\.jpg \.\."),

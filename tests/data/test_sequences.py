@@ -298,11 +298,20 @@ def test_the_first_samples_of_a_fixed_shuffle_can_be_taken(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "change", "sentence"),
     [
-        ("listops", lambda root: None, f"has no basic_train.tsv; the data of .* from {RELEASE}"),
-        ("text", lambda root: None, "has no train; .* https://ai.stanford.edu/~amaas/data/sentim"),
-        ("retrieval", lambda root: None, f"has no new_aan_pairs.train.tsv; .* {RELEASE}"),
+        (
+            "listops",
+            lambda root: None,
+            "has no basic_train.tsv, nor lra_release/listops-1000/basic_train.tsv; the data of "
+            f"listops come from {RELEASE}",
+        ),
+        (
+            "text",
+            lambda root: None,
+            "has no train, nor aclImdb/train, nor train.jsonl; .* https://ai.stanford.edu/~amaas",
+        ),
+        ("retrieval", lambda root: None, f"has no new_aan_pairs.train.tsv, nor .*; .* {RELEASE}"),
         ("image", lambda root: None, "has no split 'train': .* none; .* https://www.cs.toronto.ed"),
-        ("pathfinder", lambda root: None, f"has no metadata; the data of pathfinder .* {RELEASE}"),
+        ("pathfinder", lambda root: None, f"has no metadata, nor lra_release/.*; .* {RELEASE}"),
         (
             "listops",
             lambda root: write(root / "basic_train.tsv", f"{EXPRESSION}\t4"),

@@ -15,6 +15,7 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 from softmaxfree.bench.measure import in_fresh_process, peak_memory
 from softmaxfree.bench.runs import run as put_side_by_side
 from softmaxfree.data.label_maps import IGNORE, open_label_maps
+from softmaxfree.data.segmentation import SegmentationBatch
 from softmaxfree.models.build import build_model
 from softmaxfree.tasks import Segmentation
 from softmaxfree.tasks.predict import run as predict
@@ -211,6 +212,39 @@ def test_validation_scores_what_the_model_finds(
     miou, accuracy = plain_scores(np.stack(found), np.stack(truth), 11)
     assert told["mIoU"] == pytest.approx(miou, abs=1e-6)
     assert told["pixel_accuracy"] == pytest.approx(accuracy, abs=1e-6)
+
+
+def test_images_are_scored_at_the_size_of_their_labels_without_what_is_ignored() -> None:
+    torch.manual_seed(0)
+    task = Segmentation(**TINY).eval()
+    images = [torch.randint(0, 256, (3, *size), dtype=torch.uint8) for size in ((40, 56), (33, 64))]
+    labels = [torch.randint(0, 11, size, dtype=torch.uint8) for size in ((40, 56), (66, 128))]
+    for each in labels:
+        each[: each.shape[0] // 2] = IGNORE
+    nothing = torch.zeros(3, 1, 1, dtype=torch.uint8)  # of a process that has one image fewer
+    batch = SegmentationBatch([*images, nothing], [*labels, None], torch.tensor([0, 1, -1]), ())
+    found = []
+    with torch.no_grad():
+        task.validation_step(batch, 0)
+        for image, truth in zip(images, labels):
+            logits = torch.nn.functional.interpolate(
+                task(image)[None], truth.shape, mode="bilinear"
+            )
+            found.append(logits[0].argmax(0).flatten().numpy())
+    truths = np.concatenate([each.flatten().numpy() for each in labels])
+    scores = scores_of(task.confusion.compute(), [*map(str, range(11))])
+    miou, accuracy = plain_scores(np.concatenate(found), truths, 11)
+    assert scores["mIoU"] == pytest.approx(miou, abs=1e-6)
+    assert scores["pixel_accuracy"] == pytest.approx(accuracy, abs=1e-6)
+
+
+def test_one_image_at_a_time_is_refused_where_it_is_pooled_to_a_pixel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    one = ["--data.batch_size=1", "--trainer.limit_val_batches=0"]
+    with pytest.raises(ValueError, match=r"give --data\.batch_size 2 or more for each process"):
+        run("fit", ["--config", str(configuration(tmp_path)), "--out", "run", *one])
 
 
 def test_the_backbone_starts_from_a_file(

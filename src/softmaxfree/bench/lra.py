@@ -8,7 +8,9 @@ from typing import Any
 
 import yaml
 
+from ..data.sequences import open_sequences
 from ..environment import command_line
+from ..files import recipe
 from ..layers.table import attention_class
 from ..modules import import_modules
 from .results import provenance, result, table, write
@@ -25,6 +27,12 @@ PAPER = {
 """Accuracies in per cent of its table, without pathfinder, which it left out."""
 
 TASKS = ("listops", "text", "retrieval", "image", "pathfinder")
+SHORT = ("listops", "text", "image")
+"""Those that there are short runs of."""
+
+_OF_THE_TRAINER = ("precision", "gradient_clip_val", "accumulate_grad_batches")
+_MAY_DIFFER = {"attention", "options", "seed", "eval_batch_size", "num_workers"}
+"""Between runs that are compared: what is compared, and what has no part in learning."""
 
 
 def lra_run(
@@ -62,15 +70,22 @@ def run(
     import_modules(modules)
     for attention in attentions:
         attention_class(attention)  # refuses one that is not there
+    if short and (others := [task for task in tasks if task not in SHORT]):
+        raise ValueError(
+            f"there are no short runs of {', '.join(others)}, but of {', '.join(SHORT)}: "
+            "leave out --short, or the task"
+        )
     if modules:
         arguments = [*arguments, f"--modules=[{','.join(modules)}]"]
-    cells = [
-        lra_run(runs, task, attention, seed, short, arguments)
+    cells = {
+        (seed, task, attention): lra_run(runs, task, attention, seed, short, arguments)
         for seed in seeds
         for task in tasks
         for attention in attentions
-    ]
-    train_all(cells, workers, threads, "bench lra")
+    }
+    if not any(argument.startswith("--data.root") for argument in arguments):
+        check_data({task for (_, task, _), cell in cells.items() if "scores" not in cell.told()})
+    train_all([*cells.values()], workers, threads, "bench lra")
     content = result(command_line(), rows_in(runs))
     stem = out / "lra"
     write(stem, content, markdown(content))
@@ -79,28 +94,40 @@ def run(
     return content
 
 
+def check_data(tasks: set[str]) -> None:
+    """Refuses tasks whose data are not there: now, not after the runs of the others."""
+    for task in sorted(tasks):
+        data = yaml.safe_load(recipe(f"lra/{task}.yaml").read_text())["data"]["init_args"]
+        for split in ("train", "val"):
+            open_sequences(task, data.get("root"), split)
+
+
 def rows_in(runs: Path) -> list[dict[str, Any]]:
     """All finished runs of a folder; refuses a task whose runs cannot be compared."""
-    rows = [
-        row_of(path.parent, told)
-        for path in sorted(runs.glob("*/run.json"))
-        if "scores" in (told := json.loads(path.read_text()))
-    ]
+    rows, settings = [], []
+    for path in sorted(runs.glob("*/run.json")):
+        told = json.loads(path.read_text())
+        if "scores" in told:
+            given = yaml.safe_load((path.parent / "config.yaml").read_text())
+            rows.append(row_of(given, told))
+            trainer = {name: given["trainer"].get(name) for name in _OF_THE_TRAINER}
+            model, data = given["model"]["init_args"], given["data"]["init_args"]
+            settings.append({**rows[-1]["setting"], **trainer, **model, **data})
     for task in TASKS:
-        settings = [row["setting"] for row in rows if row["task"] == task]
-        for setting in settings[1:]:
-            if differing := [name for name in setting if setting[name] != settings[0][name]]:
+        first, *others = [s for row, s in zip(rows, settings) if row["task"] == task] or [{}]
+        for setting in others:
+            common = first.keys() & setting.keys() - _MAY_DIFFER
+            if differing := sorted(name for name in common if setting[name] != first[name]):
                 name = differing[0]
                 raise ValueError(
-                    f"runs of {task} in {runs} cannot be compared: {name} is {settings[0][name]} "
+                    f"runs of {task} in {runs} cannot be compared: {name} is {first[name]} "
                     f"in one and {setting[name]} in another; give another folder with --runs"
                 )
     return rows
 
 
-def row_of(folder: Path, told: dict[str, Any]) -> dict[str, Any]:
-    """A finished run as a row."""
-    given = yaml.safe_load((folder / "config.yaml").read_text())
+def row_of(given: dict[str, Any], told: dict[str, Any]) -> dict[str, Any]:
+    """A finished run as a row, of its configuration and what it has written of itself."""
     data, model = given["data"]["init_args"], given["model"]["init_args"]
     return {
         "task": data["name"],

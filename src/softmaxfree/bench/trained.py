@@ -63,6 +63,10 @@ class TrainedRun:
         if done.returncode:
             last = (log.read_text().strip().splitlines() or ["nothing"])[-1]
             raise RuntimeError(f"the run in {self.folder} ended with: {last}; see {log}")
+        if "scores" not in self.told():  # a signal ends a run without an error
+            raise RuntimeError(
+                f"the run in {self.folder} was stopped before its end: the same command goes on"
+            )
 
 
 def train_all(runs: Sequence[TrainedRun], workers: int, threads: int, title: str) -> None:

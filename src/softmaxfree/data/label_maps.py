@@ -3,6 +3,7 @@
 import colorsys
 import re
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import groupby
@@ -178,6 +179,8 @@ def open_folders(
             f"{len(classes)} classes are given, but it takes 1 to {IGNORE}: "
             "give the names of all values of the labels with --data.classes"
         )
+    if twice := [name for name, count in Counter(classes).items() if count > 1]:
+        raise ValueError(f"{twice[0]!r} is the name of several classes: give each its own")
     if wrong := [value for value in ignore if not 0 <= value <= 255]:
         raise ValueError(f"labels never have the value {wrong[0]} to ignore: give 0 to 255")
     if palette is None:

@@ -279,7 +279,10 @@ def _open_text(root: str | None, part: str) -> tuple[Rows, Sequence[int]]:
     if (folder / f"{part}.jsonl").is_file():
         rows: Rows = Lines(folder / f"{part}.jsonl", _review)
     else:
-        folder = _find(root, "aclImdb", part)
+        try:
+            folder = _find(root, "aclImdb", part)
+        except ValueError as error:
+            raise ValueError(f"{error}, nor {part}.jsonl") from error
         names = [
             (str(path.relative_to(folder)), label)
             for label, kind in enumerate(("neg", "pos"))
@@ -358,7 +361,8 @@ def _find(root: str | None, inner: str, name: str) -> Path:
     for path in places:
         if path.exists():
             return path
-    raise ValueError(f"{base} has no {name}")
+    official = f", nor {'/'.join(parts)}/{name}" if parts else ""
+    raise ValueError(f"{base} has no {name}{official}")
 
 
 def _shuffled(count: int) -> list[int]:

@@ -105,7 +105,15 @@ class Segmentation(Task):
     def training_step(self, batch: SegmentationBatch, batch_idx: int) -> Tensor:
         images = torch.stack(batch.images)
         labels = torch.stack([labels for labels in batch.labels if labels is not None]).long()
-        logits, second = self.model(self.normalised(images))
+        try:
+            logits, second = self.model(self.normalised(images))
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            raise ValueError(
+                "this decoder pools an image to one pixel, and batch normalisation needs two of "
+                "them: give --data.batch_size 2 or more for each process and accumulated batch"
+            ) from error
         loss = pixel_loss(logits, labels)
         if second is not None:
             loss = loss + self.auxiliary * pixel_loss(second, labels)
