@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from softmaxfree.explore.answers import place_of, taken
 from softmaxfree.explore.view import View
@@ -74,6 +75,17 @@ def test_addresses_that_cannot_be_listened_on(
         told = capsys.readouterr().err
         assert sentence in told
         assert told.count("\n") == 1
+
+
+def test_users_share_the_cores(page: Any) -> None:
+    before = torch.get_num_threads()
+    try:
+        for threads, expected in ((1, 1), (2, 1), (8, 4)):
+            torch.set_num_threads(threads)
+            page._share_cores()
+            assert torch.get_num_threads() == expected
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_file_is_taken_or_refused_and_gone_in_either_case(tmp_path: Path) -> None:

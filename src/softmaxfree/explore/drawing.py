@@ -129,9 +129,7 @@ def convergence_picture(convergence: Convergence, what_if: str) -> Image.Image:
         said = f"{convergence.method}, what if" if what_if else f"{convergence.method}, as trained"
         own_residual = _exponent(convergence.own)
         if convergence.method in convergence.curves:
-            ax.plot(
-                convergence.iters, own_residual, "o", color="black", label=said, clip_on=False
-            )
+            ax.plot(convergence.iters, own_residual, "o", color="black", label=said, clip_on=False)
         else:
             ax.axhline(own_residual, color="black", linestyle=":", label=f"{said}: no steps")
         exponents = range(-8, 1, 2)

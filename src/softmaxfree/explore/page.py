@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported
 
 import gradio as gr
+import torch
 
 from ..ops.inverse import INVERSES
 from .answers import MOST_TIMES, NORMALIZE, TRAINED, Answers, place_of, taken
@@ -218,6 +219,7 @@ def run(ckpts: Sequence[Path] | None, host: str, port: int) -> None:
         port: To listen on; 0 for one that is free.
     """
     port = _free_port(host, port)
+    _share_cores()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # as Ctrl-C: the folder is removed
     view = View(available_models(ckpts), example_photos())
     with tempfile.TemporaryDirectory(prefix="softmaxfree-") as folder:
@@ -255,6 +257,12 @@ def _theme() -> Any:
     return gr.themes.Default(
         font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
     )
+
+
+def _share_cores() -> None:
+    """Gives each of the users who are answered at once a part: threads in excess of the cores wait
+    for each other, several times as long as they compute."""
+    torch.set_num_threads(max(1, torch.get_num_threads() // USERS))
 
 
 def _free_port(host: str, port: int) -> int:
