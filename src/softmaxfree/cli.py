@@ -412,7 +412,7 @@ def figures_spectrum(
     Args:
         ckpt: A run's last.ckpt, of a classifier with SOFT or SOFT++; the embedded SOFT++ if not
             given.
-        images: Files of images, such as [cat.jpg,dog.jpg]; 10 handwritten digits if not given.
+        images: Files of images, such as [cat.jpg,dog.jpg]; 4 handwritten digits if not given.
         layer: Whose tokens: a number in the order in which layers run, or a name.
         out: Folder for spectrum.png, spectrum.svg and spectrum.csv.
         modules: Python modules to import first, which register attentions of your own.

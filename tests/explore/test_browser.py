@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from softmaxfree.explore.uploads import MOST_BYTES
 
@@ -58,18 +59,26 @@ def test_a_visit(page: Any, url: str, tmp_path: Path) -> None:
     page.locator("#times input[type=range]").press("ArrowRight")
     page.wait_for_selector("#left-predicted:has-text('48 x 48 pixels, trained at 32 x 32')")
 
-    # What if: another inverse.
+    # What if: another inverse, in maps and convergence.
     page.locator("#iters input[type=range]").press("ArrowRight")
+    page.wait_for_selector("#left-caption:has-text('WHAT IF 1 step.')")
     page.locator("#inverse input").click()
-    page.get_by_role("option", name="newton").click()
+    newton = page.get_by_role("option", name="newton")
+    changes(page, "left-convergence", newton.click)
     page.wait_for_selector("#left-caption:has-text('WHAT IF newton, 1 step.')")
 
-    # Files: a bad one, one that is too large, a good one.
+    # Files: a bad one, one of too many pixels, one that is too large, a good one.
     (tmp_path / "notes.png").write_text("not an image")
     upload(page, tmp_path / "notes.png")
     message = page.locator("#message").get_by_role("textbox")
     message.wait_for()
     assert message.input_value().startswith("Refused: notes.png is no image that can be read")
+    Image.new("1", (20_000, 20_000)).save(tmp_path / "bomb.png")
+    upload(page, tmp_path / "bomb.png")
+    page.wait_for_function(
+        "() => document.querySelector('#message textarea, #message input').value.startsWith("
+        "'Refused: bomb.png has far more pixels')"
+    )
     (tmp_path / "heavy.png").write_bytes(bytes(MOST_BYTES + 1))
     upload(page, tmp_path / "heavy.png")
     page.get_by_text("exceed the maximum allowed size of 10").first.wait_for()

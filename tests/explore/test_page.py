@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from softmaxfree.explore.answers import place_of, taken
 from softmaxfree.explore.view import View
@@ -45,6 +46,20 @@ def test_it_is_built_of_what_is_here(page: Any, view: View) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_each_picture_has_one_event_that_draws_it(page: Any, view: View) -> None:
+    """Of several that run at once the one that was asked for first may answer last, and stay."""
+    config = page.build(view).get_config_file()
+    names = {part["id"]: part["props"].get("elem_id") for part in config["components"]}
+    drawing: dict[str, list[str]] = {}
+    for event in config["dependencies"]:
+        for output in event["outputs"]:
+            drawing.setdefault(names[output] or "", []).append(event["trigger_mode"])
+    parts = ("heat", "bottleneck", "atlas", "caption", "convergence", "label", "predicted")
+    for name in ("patch", *(f"{side}-{part}" for side in ("left", "right") for part in parts)):
+        assert drawing[name] == ["always_last"], name
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_addresses_that_cannot_be_listened_on(
     page: Any, taken_port: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -60,6 +75,17 @@ def test_addresses_that_cannot_be_listened_on(
         told = capsys.readouterr().err
         assert sentence in told
         assert told.count("\n") == 1
+
+
+def test_users_share_the_cores(page: Any) -> None:
+    before = torch.get_num_threads()
+    try:
+        for threads, expected in ((1, 1), (2, 1), (8, 4)):
+            torch.set_num_threads(threads)
+            page._share_cores()
+            assert torch.get_num_threads() == expected
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_file_is_taken_or_refused_and_gone_in_either_case(tmp_path: Path) -> None:

@@ -19,9 +19,20 @@ def test_the_matrix_is_the_layers_own_at_the_size_that_has_so_many_tokens() -> N
     a = spectrum.bottleneck_matrix(subject, image, 0, side=7)
     assert a.shape == (2, 49, 49)
     own = subject.record(image, 56)["stages.0.blocks.0.attention"].factors().A[0]
-    torch.testing.assert_close(a, own.double())
+    torch.testing.assert_close(a, own.double(), atol=1e-6, rtol=0)
     with pytest.raises(ValueError, match="layer must be a name or a number"):
         spectrum.bottleneck_matrix(subject, image, 9, side=7)
+
+
+def test_small_eigenvalues_are_the_kernels_and_not_rounding() -> None:
+    """The Gaussian kernel of distinct tokens is positive definite; in float32 it is not."""
+    (subject,) = subjects(None, embedded=["softpp"])
+    image = list(given_images(None, 2).values())[1]
+    a = spectrum.bottleneck_matrix(subject, image, 0, side=14)
+    own = subject.record(image, 112)["stages.0.blocks.0.attention"].factors().A[0].double()
+    assert torch.linalg.eigvalsh(own).min() < -1e-8
+    assert torch.linalg.eigvalsh(a).min() > 1e-9
+    assert all(point.full_rank for point in spectrum.points("image", [a]))
 
 
 def test_norms_are_those_of_the_matrices() -> None:
@@ -47,6 +58,7 @@ def test_the_growth_is_fitted_where_the_rank_is_full() -> None:
     assert spectrum.growth(found, "exact", "softpp") == pytest.approx(1)
     assert spectrum.growth(found[:1], "exact", "soft") is None
     assert "2.00" in spectrum.growth_table(found)
+    assert spectrum._rounded(-0.01, 1) == "0.0"
     assert "m = [49, 100, 196]" in spectrum.growth_table(found)
 
 

@@ -112,9 +112,9 @@ def atlas_picture(layers: Sequence[Attended], chosen: tuple[int, int]) -> Image.
 
 def convergence_picture(convergence: Convergence, what_if: str) -> Image.Image:
     """Residuals against the number of steps, with the layer's own inverse among them."""
-    figure = Figure(figsize=(5.6, 3.2), dpi=100)
+    figure = Figure(figsize=(5.6, 3.7), dpi=100)
     with _matplotlib:
-        ax = figure.add_axes((0.12, 0.14, 0.86, 0.76))
+        ax = figure.add_axes((0.12, 0.26, 0.86, 0.66))
         for method, values in convergence.curves.items():
             _, color, line = METHODS[method]
             own = method == convergence.method
@@ -129,7 +129,7 @@ def convergence_picture(convergence: Convergence, what_if: str) -> Image.Image:
         said = f"{convergence.method}, what if" if what_if else f"{convergence.method}, as trained"
         own_residual = _exponent(convergence.own)
         if convergence.method in convergence.curves:
-            ax.plot(convergence.iters, own_residual, "o", color="black", label=said)
+            ax.plot(convergence.iters, own_residual, "o", color="black", label=said, clip_on=False)
         else:
             ax.axhline(own_residual, color="black", linestyle=":", label=f"{said}: no steps")
         exponents = range(-8, 1, 2)
@@ -143,7 +143,7 @@ def convergence_picture(convergence: Convergence, what_if: str) -> Image.Image:
             title=f"B: bottleneck matrix and ridge, m = {convergence.m}",
         )
         ax.grid(alpha=0.3)
-        ax.legend(fontsize=8, loc="upper right")
+        figure.legend(fontsize=9, loc="lower center", ncols=3, frameon=False)
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png")
     return Image.open(buffer).convert("RGB")

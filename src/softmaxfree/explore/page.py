@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported
 
 import gradio as gr
+import torch
 
 from ..ops.inverse import INVERSES
 from .answers import MOST_TIMES, NORMALIZE, TRAINED, Answers, place_of, taken
@@ -108,36 +109,34 @@ def build(view: View) -> Any:
                 for most, value in zip(answers.bounds(*values), values[2:4])
             ]
 
-        # Every event is taken. What is asked for while an answer is on its way is answered after
-        # it, with what the controls and states say then.
+        # Every event is taken; where it changes a state, the change is what is answered.
         taking: dict[str, Any] = {
             "api_visibility": "private",
             "trigger_mode": "multiple",
             "show_progress": "hidden",
-            "queue": False,
         }
-        latest = taking | {"trigger_mode": "always_last", "queue": True}
-        waiting = latest | {"show_progress": "full"}
-        for picture in (patch, left.heat, right.heat):
-            picture.select(take_click, None, place, **taking).then(
-                answers.maps, asked, maps, **latest
-            )
-        for chosen in (
-            upload.upload(take_upload, [upload, photo], [photo, message], **taking),
-            examples.select(take_example, None, [photo, message], **taking),
-            page.load(take_bounds, asked, [controls.layer, controls.head], **latest),
-            left.model.input(take_bounds, asked, [controls.layer, controls.head], **latest),
-            right.model.input(take_bounds, asked, [controls.layer, controls.head], **latest),
-        ):
-            drawn = chosen.then(answers.maps, asked, maps, **waiting)
-            drawn.then(answers.predictions, asked, predictions, **latest)
-            drawn.then(answers.curves, asked, curves, **latest)
-        controls.layer.input(take_bounds, asked, [controls.layer, controls.head], **latest)
-        controls.times.input(answers.predictions, asked, predictions, **latest)
-        for control in controls:
-            control.input(answers.maps, asked, maps, **latest).then(
-                answers.curves, asked, curves, **latest
-            )
+        clicks = [picture.select for picture in (patch, left.heat, right.heat)]
+        gr.on(clicks, take_click, None, place, **taking)
+        upload.upload(take_upload, [upload, photo], [photo, message], **taking)
+        examples.select(take_example, None, [photo, message], **taking)
+
+        # Each answer is one event, whatever asks for it: what is asked for while one is on its way
+        # is answered after it, with what the controls and states say then. Of several events with
+        # the same outputs one that was asked for earlier could be shown last.
+        answering: dict[str, Any] = {
+            "api_visibility": "private",
+            "trigger_mode": "always_last",
+            "show_progress": "minimal",
+            "show_progress_on": [patch],
+        }
+        models = [side.model.input for side in sides]
+        settings = [control.input for control in controls]
+        anew = [page.load, photo.change, *models]
+        bounds = [controls.layer, controls.head]
+        gr.on([page.load, *models, controls.layer.input], take_bounds, asked, bounds, **answering)
+        gr.on([*anew, place.change, *settings], answers.maps, asked, maps, **answering)
+        gr.on([*anew, controls.times.input], answers.predictions, asked, predictions, **answering)
+        gr.on([*anew, *settings], answers.curves, asked, curves, **answering)
     return page.queue(default_concurrency_limit=USERS)
 
 
@@ -220,6 +219,7 @@ def run(ckpts: Sequence[Path] | None, host: str, port: int) -> None:
         port: To listen on; 0 for one that is free.
     """
     port = _free_port(host, port)
+    _share_cores()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # as Ctrl-C: the folder is removed
     view = View(available_models(ckpts), example_photos())
     with tempfile.TemporaryDirectory(prefix="softmaxfree-") as folder:
@@ -257,6 +257,12 @@ def _theme() -> Any:
     return gr.themes.Default(
         font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
     )
+
+
+def _share_cores() -> None:
+    """Gives each of the users who are answered at once a part: threads in excess of the cores wait
+    for each other, several times as long as they compute."""
+    torch.set_num_threads(max(1, torch.get_num_threads() // USERS))
 
 
 def _free_port(host: str, port: int) -> int:

@@ -12,12 +12,14 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..analysis.measures import largest_eigenvalue
+from ..analysis.record import AttentionRecord
 from ..analysis.rows import chosen_layer
 from ..bench.measure import exponent
 from ..bench.pictures import COLORS
 from ..bench.results import table
 from ..layers.attention import SoftmaxFreeAttention
 from ..ops.inverse import INVERSES
+from ..ops.kernel import kernel_matrix
 from .drawing import panels, save
 from .subject import Subject, given_images, subjects
 
@@ -53,7 +55,9 @@ class Point(NamedTuple):
 def bottleneck_matrix(subject: Subject, image: Image.Image, layer: int | str, side: int) -> Tensor:
     """A of a layer in float64, (heads, m, m), of an image so large that m is about side^2.
 
-    Bottleneck tokens are as many as the model makes of an image of that size.
+    Bottleneck tokens are as many as the model makes of an image of that size, and as it makes them.
+    Their kernel is not the layer's own: in float32 its rounding is all there is to see of the
+    smallest eigenvalues.
     """
     record = chosen_layer(subject.record(image), layer)
     if not isinstance(record.attention, SoftmaxFreeAttention):
@@ -67,9 +71,16 @@ def bottleneck_matrix(subject: Subject, image: Image.Image, layer: int | str, si
             f"layer {record.name!r} of {subject.title} has {sampler.tokens} bottleneck tokens at "
             "all sizes; take a model whose bottleneck grows with the image, without `tokens`"
         )
-    now = math.sqrt(record.factors().A.shape[-1] - record.attention.prefix_tokens)
+    now = math.sqrt(_bottleneck_tokens(record).shape[-2] - record.attention.prefix_tokens)
     size = round(subject.classifier.size * side / now)
-    return subject.record(image, size)[record.name].factors().A[0].double()
+    return kernel_matrix(_bottleneck_tokens(subject.record(image, size)[record.name])[0].double())
+
+
+@torch.no_grad()
+def _bottleneck_tokens(record: AttentionRecord) -> Tensor:
+    """As they are compared, (1, heads, m, d)."""
+    assert isinstance(record.attention, SoftmaxFreeAttention)
+    return record.attention.bottleneck(record.q, record.k, record.layout)[0]
 
 
 def points(name: str, matrices: Iterable[Tensor]) -> Iterator[Point]:
@@ -125,7 +136,8 @@ def run(ckpt: Path | None, images: Sequence[Path] | None, layer: int | str, out:
     _draw_norms(axes[1], found, "")
     axes[1].set(title="the inverse", ylabel="spectral norm")
     axes[1].axhline(100, color="black", linewidth=0.8, linestyle=(0, (1, 3)))
-    axes[1].text(49, 110, "most with the default ridge", fontsize=8)
+    most = max(point.m for point in found)
+    axes[1].text(most, 110, "most with the default ridge", ha="right", va="bottom", fontsize=9)
     _draw_norms(axes[2], found, "_attention")
     axes[2].set(title="attention among bottleneck tokens", ylabel="spectral norm")
     for ax in axes:
@@ -138,6 +150,9 @@ def run(ckpt: Path | None, images: Sequence[Path] | None, layer: int | str, out:
 
 METHODS = {"soft": ("SOFT", "A⁺"), "softpp": ("SOFT++", "D⁻¹ᐟ²A⁺D⁻¹ᐟ²")}
 LINES = {"exact": "-", "newton": "--"}
+MARKERS = {"exact": "+", "newton": "."}
+PAPER = {"soft": 2, "softpp": 1}
+"""The paper's exponents of the norms of what is inverted."""
 
 
 def _draw_eigenvalues(ax: Any, shown: dict[str, Tensor]) -> None:
@@ -147,8 +162,8 @@ def _draw_eigenvalues(ax: Any, shown: dict[str, Tensor]) -> None:
             range(1, len(values) + 1), values, color=COLORS["softpp"], alpha=0.4, lw=1, label=label
         )
     ax.axhline(0.01, color="black", linewidth=0.8, linestyle=(0, (1, 3)))
-    ax.text(len(values), 0.014, "default ridge", ha="right", fontsize=8)
-    ax.set(yscale="log", xlabel="number", ylabel="eigenvalue")
+    ax.text(len(values), 0.014, "default ridge", ha="right", fontsize=9)
+    ax.set(yscale="log", xlabel="number of the eigenvalue", ylabel="eigenvalue")
     ax.set_title(f"eigenvalues of A, m = {len(values)}")
     ax.legend(frameon=False)
 
@@ -161,18 +176,22 @@ def _draw_norms(ax: Any, found: Sequence[Point], suffix: str) -> None:
             own = [point for point in found if point.inverse == inverse]
             ax.plot(
                 [point.m for point in own], [getattr(point, quantity) for point in own],
-                "+", color=COLORS[name], alpha=0.35, markersize=5,
+                MARKERS[inverse], color=COLORS[name], alpha=0.5, markersize=5,
             )  # fmt: skip
             power = growth(found, inverse, quantity)
             how = "exact" if inverse == "exact" else f"{STEPS} steps"
-            label = f"{title}: {what}, {how}" + ("" if power is None else f"  ~ m^{power:.1f}")
+            label = f"{title}: {what}, {how}"
+            if power is not None:
+                label += f"  ~ $m^{{{_rounded(power, 1)}}}$"
+            if quantity in PAPER:
+                label += f" (paper $m^{PAPER[quantity]}$)"
             sizes, means = mean_norms(found, inverse, quantity)
             ax.plot(sizes, means, line, color=COLORS[name], label=label)
     sizes = sorted({point.m for point in found})
     ax.set(xscale="log", yscale="log", xlabel="bottleneck tokens m")
     ax.set_xticks(sizes, [f"{m:,}" for m in sizes])
     ax.minorticks_off()
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False, fontsize=8)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False, fontsize=9)
 
 
 def _eigenvalue_rows(shown: dict[str, Tensor]) -> list[dict[str, Any]]:
@@ -187,16 +206,22 @@ def _eigenvalue_rows(shown: dict[str, Tensor]) -> list[dict[str, Any]]:
 def growth_table(found: Sequence[Point]) -> str:
     """The fitted exponents beside the paper's."""
     quantities = {
-        "soft": ("|A^+|", "2"),
-        "softpp": ("|D^-1/2 A^+ D^-1/2|", "1"),
-        "soft_attention": ("|A A^+ A|", "-"),
-        "softpp_attention": ("|A D^-1/2 A^+ D^-1/2 A|", "-"),
+        "soft": "|A^+|",
+        "softpp": "|D^-1/2 A^+ D^-1/2|",
+        "soft_attention": "|A A^+ A|",
+        "softpp_attention": "|A D^-1/2 A^+ D^-1/2 A|",
     }
     rows = []
-    for quantity, (title, paper) in quantities.items():
+    for quantity, title in quantities.items():
         powers = [growth(found, inverse, quantity) for inverse in LINES]
-        rows.append([title, *("-" if power is None else f"{power:.2f}" for power in powers), paper])
+        cells = ["-" if power is None else _rounded(power, 2) for power in powers]
+        rows.append([title, *cells, str(PAPER.get(quantity, "-"))])
     header = ["spectral norm", "exact: m^", f"{STEPS} steps: m^", "paper: m^"]
     used, _ = mean_norms(found, "exact", "soft")
     note = f"The exact inverse is fitted where A has full rank in float64, m = {used}.\n\n"
     return note + table(header, rows)
+
+
+def _rounded(power: float, digits: int) -> str:
+    """Without the sign of what is 0 when rounded."""
+    return f"{round(power, digits) + 0.0:.{digits}f}"
