@@ -1,6 +1,5 @@
 """What the page shows, without a page."""
 
-import statistics
 import threading
 from collections.abc import Callable
 from copy import deepcopy
@@ -21,7 +20,7 @@ from softmaxfree.explore.attended import (
     supposed,
 )
 from softmaxfree.explore.looks import Kept, Look, look
-from softmaxfree.explore.timing import click_seconds, untrained
+from softmaxfree.explore.timing import untrained
 from softmaxfree.explore.view import Choice, View, side_of
 from softmaxfree.figures.subject import Subject
 from softmaxfree.layers.table import build_attention
@@ -192,19 +191,6 @@ def test_a_resolution_that_fails_is_told(view: View) -> None:
     for name, fails in (("soft", True), ("softpp", False), ("softmax", False)):
         prediction = view.prediction(view.look(name, shown, 4), view.look(name, shown))
         assert ("do not trust" in prediction.caption) == fails, prediction.caption
-
-
-@pytest.mark.slow
-def test_a_click_is_answered_at_once() -> None:
-    """It takes a sixth of this on one core; a forward pass for each click would not."""
-    tiny = untrained("softpp_tiny", 224)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        _, *seconds = click_seconds(View({"tiny": tiny}, {"noise": noise(0)}), ("tiny",), 6)
-    finally:
-        torch.set_num_threads(threads)
-    assert statistics.median(seconds) < 0.5
 
 
 def test_sides(models: dict[str, Subject]) -> None:
