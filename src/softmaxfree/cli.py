@@ -633,13 +633,9 @@ def _runs(arguments: list[str]) -> None:
 
 def _reproduce(arguments: list[str]) -> None:
     with needs("train"):
-        from .reproduce.command import run
-        from .reproduce.experiments import EXPERIMENTS
-        from .reproduce.measured import MEASURED
+        from .reproduce.command import TITLES, run
         from .reproduce.page import write_page
-    titles = {name: one.title for name, one in EXPERIMENTS.items()}
-    titles |= {name: title for name, (title, _) in MEASURED.items()}
-    shown = "; ".join(f"{name}: {title.lower()}" for name, title in titles.items())
+    shown = "; ".join(f"{name}: {title.lower()}" for name, title in TITLES.items())
     parser = ArgumentParser(
         prog="softmaxfree reproduce",
         description=f"{reproduce.__doc__} It resumes where it was stopped, shares runs between "
@@ -660,14 +656,14 @@ def _reproduce(arguments: list[str]) -> None:
         "--page", type=Path | None, help="File to write all results in --out to, as Markdown."
     )
     given = parser.parse_args(arguments[1:])
-    if unknown := [name for name in given.names if name not in titles]:
-        raise ValueError(f"there is no experiment {unknown[0]!r}; choose among {', '.join(titles)}")
+    if unknown := [name for name in given.names if name not in TITLES]:
+        raise ValueError(f"there is no experiment {unknown[0]!r}; choose among {', '.join(TITLES)}")
     if (given.all and given.names) or not (given.all or given.names or given.page):
         raise ValueError("name experiments, or give --all; --help lists them")
     _check_machine(given.threads)
     if given.workers < 1:
         raise ValueError(f"--workers must be at least 1, got {given.workers}")
-    names = [*titles] if given.all else given.names
+    names = [*TITLES] if given.all else given.names
     run(names, given.workers, given.threads, given.runs, given.out)
     if given.page:
         write_page(given.out, given.page)

