@@ -1,0 +1,50 @@
+"""What the tests share: golden tensors, both modes, and how near is near."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor
+from safetensors.numpy import load_file
+
+SHARED = Path(__file__).parents[3] / "shared"
+VECTORS = Path(__file__).parent / "vectors"
+
+MODES = {"graph": ms.GRAPH_MODE, "pynative": ms.PYNATIVE_MODE}
+
+Arrays = dict[str, np.ndarray]
+
+
+@pytest.fixture(params=MODES)
+def mode(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Both of MindSpore's modes, one after the other."""
+    ms.set_context(mode=MODES[request.param])
+    yield request.param
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+
+
+def load_golden(name: str) -> Arrays:
+    path = SHARED / "golden" / f"{name}.safetensors"
+    if not path.exists():
+        pytest.skip(f"the golden tensors {path.name} are not beside this clone, in ../shared")
+    return load_file(path)
+
+
+def below(arrays: Arrays, prefix: str) -> Arrays:
+    found = {
+        name.removeprefix(prefix): array
+        for name, array in arrays.items()
+        if name.startswith(prefix)
+    }
+    assert found, f"nothing is below {prefix}"
+    return found
+
+
+def assert_close(got: Tensor | np.ndarray, expected: np.ndarray, tolerance: float) -> None:
+    """Largest difference over the largest value, 1 at least."""
+    got = got.asnumpy() if isinstance(got, Tensor) else got
+    assert got.shape == expected.shape
+    assert np.abs(got - expected).max() <= tolerance * max(1.0, np.abs(expected).max())
