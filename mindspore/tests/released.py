@@ -3,11 +3,11 @@
 import math
 import re
 
-import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
 from softmaxfree_mindspore.ops.inverse import backtracked_alpha
+from softmaxfree_mindspore.ops.products import product
 
 MODULES = {
     "att.mha.W_q": "attention.q",
@@ -39,7 +39,7 @@ class ReleasedBacktrack(nn.Cell):
         alpha = backtracked_alpha(a, alpha * ops.ones_like(a[..., :1, :1])).min()
         z = alpha * a
         for _ in range(self.iters):
-            z = 2 * z - ops.matmul(ops.matmul(z, a), z)
+            z = 2 * z - product(product(z, a), z)
         return z
 
 

@@ -11,6 +11,7 @@ from mindspore.common.initializer import HeUniform, Normal, initializer
 from ..ops.attention import LandmarkAttention, gaussian_attention
 from ..ops.inverse import check_inverse
 from ..ops.kernel import token_scale
+from ..ops.products import product, product_t
 from .samplers import SAMPLERS, Size
 
 
@@ -160,8 +161,8 @@ class SoftmaxAttention(MultiHeadAttention):
 
     def attend(self, q: Tensor, k: Tensor | None, v: Tensor, size: Size) -> Tensor:
         keys = q if k is None else k
-        similarity = ops.matmul(q * self.head_dim**-0.5, keys.swapaxes(-1, -2))
-        return ops.matmul(ops.softmax(similarity, -1), v)
+        similarity = product_t(q * self.head_dim**-0.5, keys)
+        return product(ops.softmax(similarity, -1), v)
 
 
 class GaussianAttention(MultiHeadAttention):

@@ -12,6 +12,8 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore.common.initializer import HeUniform, initializer
 from mindspore.ops import constexpr
 
+from ..ops.products import product
+
 Size = tuple[int, int]
 """(H, W)."""
 
@@ -78,7 +80,8 @@ class ConvSampler(Sampler):
         windows = self.windows(q, size, grid)
         b, heads, m, kernel, d = windows.shape
         weight = self.weight.reshape(d, d, kernel).transpose(2, 1, 0).reshape(kernel * d, d)
-        landmarks = ops.matmul(windows.reshape(b, heads, m, kernel * d), weight.astype(q.dtype))
+        landmarks = product(windows.reshape(b * heads * m, kernel * d), weight.astype(q.dtype))
+        landmarks = landmarks.reshape(b, heads, m, d)
         return landmarks if self.tokens is None else pool(landmarks, grid, bins(self.tokens, grid))
 
 

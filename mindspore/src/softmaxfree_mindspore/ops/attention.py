@@ -8,6 +8,7 @@ from .checks import check_same_length, check_same_width, check_tokens
 from .inverse import check_inverse, kernel_inverse
 from .kernel import kernel_matrix, kernel_product, token_scale
 from .precision import TINY, widened
+from .products import product, t_product
 
 
 def softmax_free_attention(
@@ -72,7 +73,7 @@ class LandmarkAttention(nn.Cell):
         p_q = kernel_product(widened(q), landmarks)
         p_k = p_q if k is None else kernel_product(widened(k), landmarks)
         # From the right: O(n m d), where P Z first would be O(n m^2).
-        out = ops.matmul(p_q, ops.matmul(z, ops.matmul(p_k.swapaxes(-1, -2), values)))
+        out = product(p_q, product(z, t_product(p_k, values)))
         return out.astype(v.dtype)
 
 
@@ -98,7 +99,7 @@ def gaussian_attention(q: Tensor, k: Tensor, v: Tensor, normalize: bool = False)
     kernel = kernel_matrix(widened(q) * scale, widened(k) * scale)
     values = widened(v)
     if not normalize:
-        return ops.matmul(kernel, values).astype(v.dtype)
+        return product(kernel, values).astype(v.dtype)
     rows = ops.rsqrt(ops.clamp(kernel.sum(-1, keepdims=True), min=TINY))
-    columns = ops.rsqrt(ops.clamp(kernel.swapaxes(-1, -2).sum(-1, keepdims=True), min=TINY))
-    return (rows * ops.matmul(kernel, columns * values)).astype(v.dtype)
+    columns = ops.rsqrt(ops.clamp(kernel.sum(-2, keepdims=True), min=TINY)).swapaxes(-1, -2)
+    return (rows * product(kernel, columns * values)).astype(v.dtype)

@@ -14,6 +14,7 @@ from mindspore.ops import constexpr
 
 from .checks import check_floating
 from .precision import EPS, TINY, widened
+from .products import product, product_t, t_product
 
 Method = Callable[[Tensor, int, float], Tensor]
 """(A of shape (..., m, m), iterations, ridge) -> inverse of shape (..., m, m)."""
@@ -84,8 +85,7 @@ class ClosedForm(nn.Cell):
         return self.method(a, self.iters, self.ridge)
 
     def bprop(self, a: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor]:
-        transposed = out.swapaxes(-1, -2)
-        return (-ops.matmul(ops.matmul(transposed, dout), transposed),)
+        return (-product_t(t_product(out, dout), out),)
 
 
 def rescaled(a: Tensor, iters: int, ridge: float) -> Tensor:
@@ -139,7 +139,7 @@ def backtrack(a: Tensor, iters: int, ridge: float) -> Tensor:
 
 def backtracked_alpha(a: Tensor, alpha: Tensor) -> Tensor:
     """alpha halved until |I - alpha A^2|_1 <= 1.01, ten times at most: (..., 1, 1)."""
-    square, identity = ops.matmul(a, a), _identity(a)
+    square, identity = product(a, a), _identity(a)
     for _ in range(10):
         too_long = _row_sums(ops.abs(identity - alpha * square)) > 1.01
         alpha = ops.where(too_long, alpha / 2, alpha)
@@ -155,7 +155,7 @@ def _iterate(a: Tensor, alpha: Tensor, iters: int) -> Tensor:
 
 def _newton_step(a: Tensor, z: Tensor) -> Tensor:
     """2Z - ZAZ; the form Z(2I - AZ) loses digits where A is singular."""
-    return 2 * z - ops.matmul(ops.matmul(z, a), z)
+    return 2 * z - product(product(z, a), z)
 
 
 def _row_sums(a: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from mindspore import Tensor, nn, ops
 
 from .checks import check_same_width, check_tokens
 from .precision import LARGEST, widened
+from .products import product, product_t, t_product
 
 
 def gaussian_kernel(q: Tensor, k: Tensor) -> Tensor:
@@ -49,10 +50,10 @@ class _Kernel(nn.Cell):
         centre = y.mean(-2, keep_dims=True)
         x, y = x - centre, y - centre
         weights = dout * out
-        transposed = weights.swapaxes(-1, -2)
+        rows, columns = weights.sum(-1, keepdims=True), weights.sum(-2, keepdims=True)
         return (
-            ops.matmul(weights, y) - weights.sum(-1, keepdims=True) * x,
-            ops.matmul(transposed, x) - transposed.sum(-1, keepdims=True) * y,
+            product(weights, y) - rows * x,
+            t_product(weights, x) - columns.swapaxes(-1, -2) * y,
         )
 
 
@@ -70,8 +71,7 @@ class _Product(_Kernel):
         x, y = ops.clamp(x - centre, -bound, bound), ops.clamp(y - centre, -bound, bound)
         norms_x = ops.square(x).sum(-1, keepdims=True)
         norms_y = ops.square(y).sum(-1, keepdims=True).swapaxes(-1, -2)
-        products = ops.matmul(x, y.swapaxes(-1, -2))
-        return ops.clamp(products - 0.5 * norms_x - 0.5 * norms_y, max=0.0)
+        return ops.clamp(product_t(x, y) - 0.5 * norms_x - 0.5 * norms_y, max=0.0)
 
 
 kernel_matrix = _Differences()
