@@ -65,13 +65,19 @@ class _Differences(_Kernel):
 
 class _Product(_Kernel):
     def exponents(self, x: Tensor, y: Tensor) -> Tensor:
-        """x.y - |x|^2 / 2 - |y|^2 / 2, both without y's mean, never positive."""
+        """x.y - |x|^2 / 2 - |y|^2 / 2, both without y's mean, never positive.
+
+        As the product of rows [x, 1, |x|^2] and [y, -|y|^2 / 2, -1 / 2]: sums that broadcast over
+        (n, m) take longer than it.
+        """
         bound = LARGEST / (2 * x.shape[-1])  # keeps squares and products finite
         centre = y.mean(-2, keep_dims=True)
         x, y = ops.clamp(x - centre, -bound, bound), ops.clamp(y - centre, -bound, bound)
         norms_x = ops.square(x).sum(-1, keepdims=True)
-        norms_y = ops.square(y).sum(-1, keepdims=True).swapaxes(-1, -2)
-        return ops.clamp(product_t(x, y) - 0.5 * norms_x - 0.5 * norms_y, max=0.0)
+        norms_y = ops.square(y).sum(-1, keepdims=True)
+        rows = ops.cat((x, ops.ones_like(norms_x), norms_x), -1)
+        columns = ops.cat((y, -0.5 * norms_y, -0.5 * ops.ones_like(norms_y)), -1)
+        return ops.clamp(product_t(rows, columns), max=0.0)
 
 
 kernel_matrix = _Differences()
