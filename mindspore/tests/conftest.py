@@ -1,13 +1,12 @@
 """What the tests share: golden tensors, both modes, and how near is near."""
 
-import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Tensor
+from mindspore import Parameter, Tensor
 from safetensors.numpy import load_file
 
 SHARED = Path(__file__).parents[3] / "shared"
@@ -48,3 +47,22 @@ def assert_close(got: Tensor | np.ndarray, expected: np.ndarray, tolerance: floa
     got = got.asnumpy() if isinstance(got, Tensor) else got
     assert got.shape == expected.shape
     assert np.abs(got - expected).max() <= tolerance * max(1.0, np.abs(expected).max())
+
+
+def pulled_back(
+    function: Callable[..., Tensor],
+    cotangent: np.ndarray,
+    *inputs: Tensor,
+    weights: list[Parameter] | None = None,
+) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """The output, the inputs' gradients and the weights'."""
+    weight = Tensor(cotangent)
+
+    def loss(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+        out = function(*inputs)
+        return (out * weight).sum(), out
+
+    positions = tuple(range(len(inputs)))
+    (_, out), gradients = ms.value_and_grad(loss, positions, weights, has_aux=True)(*inputs)
+    gradients, learned = gradients if weights else (gradients, ())
+    return out, (gradients,) if isinstance(gradients, Tensor) else gradients, learned

@@ -1,7 +1,5 @@
 """Parity with the authors' released code, layer by layer: outputs and gradients in float32."""
 
-import mindspore as ms
-import numpy as np
 import pytest
 from mindspore import Tensor, nn
 
@@ -11,7 +9,7 @@ from softmaxfree_mindspore.layers.blocks import PostNormBlock, PreNormBlock
 from softmaxfree_mindspore.ops.inverse import INVERSES
 from softmaxfree_mindspore.models.checkpoints import load_arrays, torch_name
 
-from .conftest import Arrays, assert_close, below, load_golden
+from .conftest import Arrays, assert_close, below, load_golden, pulled_back
 from .released import MODULES, ReleasedBacktrack
 
 TAGS = ["r8_24x16", "r4_16x12", "r2_8x6", "r4_19x13_nondiv", "r2_8x6_noconv"]
@@ -28,20 +26,6 @@ def layers() -> Arrays:
 @pytest.fixture(autouse=True)
 def _released_backtrack(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(INVERSES, "released_backtrack", ReleasedBacktrack)
-
-
-def pulled_back(function, cotangent: np.ndarray, *inputs: Tensor, weights=None):
-    """The output, the inputs' gradients and the weights'."""
-    weight = Tensor(cotangent)
-
-    def loss(*inputs: Tensor):
-        out = function(*inputs)
-        return (out * weight).sum(), out
-
-    positions = tuple(range(len(inputs)))
-    (_, out), gradients = ms.value_and_grad(loss, positions, weights, has_aux=True)(*inputs)
-    gradients, learned = gradients if weights else (gradients, ())
-    return out, (gradients,) if isinstance(gradients, Tensor) else gradients, learned
 
 
 @pytest.mark.parametrize("name", NEWTON)

@@ -22,7 +22,6 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
-from mindspore.experimental.optim import AdamW
 
 from .digits import Digits, Preparation, epoch_batches, load_digits
 from .models.checkpoints import save_weights
@@ -96,26 +95,63 @@ def decayed(name: str, parameter: Parameter) -> bool:
     return parameter.ndim > 1 and ".position." not in name and not name.endswith("cls_token")
 
 
+class AdamW(nn.Cell):
+    """Adam with decoupled weight decay and corrected bias, one fused operation a parameter.
+
+    MindSpore's operation corrects no bias. With c = sqrt(1 - beta2^t) / (1 - beta1^t), AdamW's
+    step lr m' / (sqrt(v') + eps) is its step of rate c lr and epsilon eps sqrt(1 - beta2^t).
+    """
+
+    def __init__(self, model: nn.Cell, weight_decay: float) -> None:
+        super().__init__()
+        named = [(name, p) for name, p in model.parameters_and_names() if p.requires_grad]
+        self.parameters = ParameterTuple([parameter for _, parameter in named])
+        self.first = self.parameters.clone("first", init="zeros")
+        self.second = self.parameters.clone("second", init="zeros")
+        self.decays = tuple(weight_decay if decayed(name, p) else 0.0 for name, p in named)
+        self.update = ops.AdamWeightDecay()
+        self.beta1, self.beta2, self.eps = 0.9, 0.999, 1e-8
+
+    def construct(self, gradients: tuple[Tensor, ...], lr: Tensor, step: Tensor) -> None:
+        """Updates all parameters; steps count from 1."""
+        root = ops.sqrt(1 - ops.pow(self.beta2, step))
+        correction = root / (1 - ops.pow(self.beta1, step))
+        for i in range(len(self.parameters)):
+            self.update(
+                self.parameters[i],
+                self.first[i],
+                self.second[i],
+                lr * correction,
+                self.beta1,
+                self.beta2,
+                self.eps * root,
+                self.decays[i] / correction,
+                gradients[i],
+            )
+
+
 class Average:
     """The moving average of all weights, batch normalisation's statistics included."""
 
-    def __init__(self, model: nn.Cell) -> None:
-        self.current = ParameterTuple([p for _, p in model.parameters_and_names()])
-        self.kept = self.current.clone("average", init="same")
+    def __init__(self, model: nn.Cell, decay: float) -> None:
+        self.parameters = [parameter for _, parameter in model.parameters_and_names()]
+        self.values = [parameter.asnumpy().copy() for parameter in self.parameters]
+        self.decay, self.updates = decay, 0
 
-    def swap(self) -> None:
-        """Puts the average in the model's place, and the model's weights in the average's."""
-        for current, kept in zip(self.current, self.kept):
-            value = current.asnumpy().copy()
-            current.set_data(Tensor(kept.asnumpy()))
-            kept.set_data(Tensor(value))
+    def update(self) -> None:
+        keep = kept_average(self.updates, self.decay)
+        self.updates += 1
+        for value, parameter in zip(self.values, self.parameters):
+            value += (1 - keep) * (parameter.asnumpy() - value)
+
+    def load(self) -> None:
+        """Puts the average in the place of the model's weights."""
+        for value, parameter in zip(self.values, self.parameters):
+            parameter.set_data(Tensor(value))
 
 
-def training_step(
-    model: SoftmaxFreeTransformer, optimizer: nn.Cell, average: Average, recipe: Recipe
-) -> Callable[..., Tensor]:
-    """A compiled step: images, classes and how much of the average stays -> loss."""
-    current, kept = average.current, average.kept
+def training_step(model: nn.Cell, optimizer: AdamW, recipe: Recipe) -> Callable[..., Tensor]:
+    """A compiled step: images, classes, learning rate and number of the step -> loss."""
 
     def loss_of(images: Tensor, targets: Tensor) -> Tensor:
         return ops.cross_entropy(model(images), targets, label_smoothing=recipe.smoothing)
@@ -123,11 +159,9 @@ def training_step(
     differentiated = ms.value_and_grad(loss_of, None, optimizer.parameters)
 
     @ms.jit
-    def step(images: Tensor, targets: Tensor, keep: Tensor) -> Tensor:
+    def step(images: Tensor, targets: Tensor, lr: Tensor, number: Tensor) -> Tensor:
         loss, gradients = differentiated(images, targets)
-        optimizer(ops.clip_by_global_norm(gradients, recipe.gradient_clip_val))
-        for i in range(len(current)):
-            ops.assign(kept[i], current[i] + keep * (kept[i] - current[i]))
+        optimizer(ops.clip_by_global_norm(gradients, recipe.gradient_clip_val), lr, number)
         return loss
 
     return step
@@ -149,16 +183,8 @@ def train(recipe: Recipe, report: Callable[[str], None] = print) -> tuple[nn.Cel
     model = create_model(
         recipe.backbone, num_classes=recipe.num_classes, drop_path_rate=recipe.drop_path
     )
-    named = list(model.parameters_and_names())
-    groups = [
-        {
-            "params": [p for n, p in named if p.requires_grad and decayed(n, p) == decays],
-            "weight_decay": recipe.weight_decay if decays else 0.0,
-        }
-        for decays in (True, False)
-    ]
-    optimizer, average = AdamW(groups, lr=recipe.lr), Average(model)
-    step = training_step(model, optimizer, average, recipe)
+    optimizer, average = AdamW(model, recipe.weight_decay), Average(model, recipe.ema)
+    step = training_step(model, optimizer, recipe)
     training, held_out = load_digits()
     batches = len(training) // recipe.batch_size
     steps, done = recipe.max_epochs * batches, 0
@@ -168,17 +194,16 @@ def train(recipe: Recipe, report: Callable[[str], None] = print) -> tuple[nn.Cel
         for indices in epoch_batches(len(training), recipe.batch_size, recipe.seed, epoch):
             images, targets = recipe.preparation.to_train(training, indices, recipe.seed, epoch)
             rate = learning_rate(done, steps, recipe.warmup_epochs * batches, recipe.lr)
-            for group in optimizer.param_groups:
-                ops.assign(group["lr"], Tensor(rate, ms.float32))
-            keep = Tensor(kept_average(done, recipe.ema), ms.float32)
-            loss = float(step(Tensor(images), Tensor(targets, ms.int32), keep).asnumpy())
+            counters = Tensor(rate, ms.float32), Tensor(done + 1, ms.float32)
+            loss = float(step(Tensor(images), Tensor(targets, ms.int32), *counters).asnumpy())
             if not math.isfinite(loss):
                 raise RuntimeError(f"the loss is {loss} at step {done} (epoch {epoch})")
             losses.append(loss)
+            average.update()
             done += 1
         took = time.perf_counter() - started
         report(f"epoch {epoch + 1:3}  loss {np.mean(losses):.4f}  {took:.1f} s")
-    average.swap()
+    average.load()
     model.set_train(False)
     return model, score(model, held_out, recipe)
 
