@@ -1,8 +1,9 @@
 """In step with softmaxfree: what is written twice gives what torch gave, see vectors/make.py."""
 
+import inspect
+import json
 from pathlib import Path
 
-import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Tensor, nn
@@ -10,6 +11,7 @@ from safetensors.numpy import load_file
 
 from softmaxfree_mindspore import (
     SoftmaxFreeAttention,
+    SoftmaxFreeTransformer,
     create_model,
     gaussian_attention,
     gaussian_kernel,
@@ -20,6 +22,7 @@ from softmaxfree_mindspore.digits import load_digits, permutation
 from softmaxfree_mindspore.layers.samplers import SAMPLERS
 from softmaxfree_mindspore.models.checkpoints import load_arrays, state_arrays, torch_name
 from softmaxfree_mindspore.models.position import PositionEmbedding, resize_grid
+from softmaxfree_mindspore.models.soft import FAMILY
 from softmaxfree_mindspore.train import (
     RECIPE,
     decayed,
@@ -75,9 +78,7 @@ def test_inverse(method: str, vectors: Arrays) -> None:
 
 @pytest.mark.parametrize(("name", "normalize"), [("soft", False), ("softpp", True)])
 def test_attention(name: str, normalize: bool, vectors: Arrays) -> None:
-    q, k, v, landmarks = (
-        tensor(n, 2, size, 8) for n, size in zip("qkvx", (11, 7, 7, 4))
-    )
+    q, k, v, landmarks = (tensor(n, 2, size, 8) for n, size in zip("qkvx", (11, 7, 7, 4)))
 
     def attend(q: Tensor, k: Tensor, v: Tensor, landmarks: Tensor) -> Tensor:
         return softmax_free_attention(q, k, v, landmarks, normalize)
@@ -140,6 +141,17 @@ def test_schedule(vectors: Arrays) -> None:
     model = create_model(recipe.backbone, num_classes=recipe.num_classes)
     names = [torch_name(n) for n, p in model.parameters_and_names() if decayed(n, p)]
     assert sorted(names) == expected["decayed"].tobytes().decode().split("\n")
+
+
+def test_tables(vectors: Arrays) -> None:
+    """Every model has the arguments that it has there, and every argument its default."""
+    family, defaults = (inputs.decoded(vectors[f"tables/{n}"]) for n in ("family", "defaults"))
+    assert json.loads(json.dumps(FAMILY)) == family
+    for function in (pinv, softmax_free_attention, SoftmaxFreeTransformer, SoftmaxFreeAttention):
+        for name, parameter in inspect.signature(function).parameters.items():
+            there = defaults[function.__name__].get(name)
+            if there is not None and parameter.default is not parameter.empty:
+                assert json.loads(json.dumps(parameter.default)) == there, name
 
 
 def test_trained_model(vectors: Arrays, mode: str) -> None:

@@ -80,9 +80,7 @@ class Preparation:
 
     def _normalised(self, images: list[Image.Image]) -> np.ndarray:
         grey = np.stack([np.asarray(image) for image in images])[:, None].astype(np.float32) / 255
-        mean, std = (
-            np.array(x, np.float32).reshape(1, 3, 1, 1) for x in (self.mean, self.std)
-        )
+        mean, std = (np.array(x, np.float32).reshape(1, 3, 1, 1) for x in (self.mean, self.std))
         return (grey - mean) / std
 
 

@@ -62,7 +62,9 @@ def read_recipe(path: Path) -> Recipe:
     file = yaml.safe_load(path.read_text())
     model, data, trainer = file["model"]["init_args"], file["data"]["init_args"], file["trainer"]
     if (data["name"], data["crop_pct"], data["flip"]) != ("digits", 1.0, 0.0):
-        raise ValueError(f"{path} is no recipe for the digits, neither flipped nor cropped to score")
+        raise ValueError(
+            f"{path} is no recipe for the digits, neither flipped nor cropped to score"
+        )
     own = ("backbone", "num_classes", "drop_path", "smoothing", "lr", "weight_decay",
            "warmup_epochs", "ema")  # fmt: skip
     return Recipe(

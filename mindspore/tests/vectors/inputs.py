@@ -1,9 +1,11 @@
 """What both packages compute the shared vectors from; numpy alone, the same in every version."""
 
 import hashlib
+import json
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -69,3 +71,12 @@ def write_weights(shapes: Mapping[str, tuple[int, ...]], path: Path) -> np.ndarr
     """Writes them as a file of softmaxfree's; returns its SHA-256, (32,) bytes."""
     save_file(weights(shapes), path, metadata={"format": "pt"})
     return np.frombuffer(hashlib.sha256(path.read_bytes()).digest(), np.uint8)
+
+
+def encoded(table: Mapping[str, Any]) -> np.ndarray:
+    """A table as the bytes of its JSON."""
+    return np.frombuffer(json.dumps(table, sort_keys=True).encode(), np.uint8)
+
+
+def decoded(array: np.ndarray) -> dict[str, Any]:
+    return json.loads(array.tobytes())

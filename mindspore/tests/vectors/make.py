@@ -6,10 +6,14 @@ Run it in softmaxfree's environment when a number is meant to change; `tests/tes
 fails in it, and `mindspore/tests/test_vectors.py` beside MindSpore, where another one changes.
 """
 
+import inspect
 import math
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from types import NoneType
+from typing import Any
 
 import numpy as np
 import timm
@@ -25,6 +29,7 @@ from softmaxfree.data.transforms import evaluation_transform, training_transform
 from softmaxfree.files import recipe
 from softmaxfree.layers.samplers import SAMPLERS
 from softmaxfree.models.checkpoints import resize_grid
+from softmaxfree.models.soft import FAMILY, SoftmaxFreeTransformer
 from softmaxfree.tasks import Classification
 from softmaxfree.tasks.ema import MovingAverage
 
@@ -40,7 +45,7 @@ Arrays = dict[str, np.ndarray]
 def compute() -> Arrays:
     """Every vector by its name."""
     parts = (kernel(), inverses(), attentions(), samplers(), layers(), positions())
-    parts += (digits(), schedule(), nano(), tiny())
+    parts += (digits(), schedule(), nano(), tiny(), tables())
     return {name: array for part in parts for name, array in part.items()}
 
 
@@ -209,6 +214,23 @@ def tiny() -> Arrays:
         with torch.no_grad():
             found[f"tiny/{name}"] = model(image).numpy()
     return found
+
+
+def tables() -> Arrays:
+    """Arguments of every model, and the defaults of what both packages have, as JSON."""
+    shared = (softmaxfree.pinv, softmaxfree.softmax_free_attention, SoftmaxFreeTransformer)
+    found = {function.__name__: defaults(function) for function in shared}
+    found["SoftmaxFreeAttention"] = defaults(softmaxfree.SoftmaxFreeAttention)
+    return {
+        "tables/family": inputs.encoded(FAMILY),
+        "tables/defaults": inputs.encoded(found),
+    }
+
+
+def defaults(function: Callable[..., Any]) -> dict[str, Any]:
+    parameters = inspect.signature(function).parameters.values()
+    plain = (int, float, str, tuple, NoneType)
+    return {p.name: p.default for p in parameters if isinstance(p.default, plain)}
 
 
 if __name__ == "__main__":

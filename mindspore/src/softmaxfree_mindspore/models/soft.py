@@ -35,9 +35,7 @@ class Stage(nn.Cell):
         super().__init__()
         self.prefix_tokens = int(class_token)
         self.embed = embed
-        self.cls_token = (
-            Parameter(initializer(Normal(0.02), (1, 1, dim))) if class_token else None
-        )
+        self.cls_token = Parameter(initializer(Normal(0.02), (1, 1, dim))) if class_token else None
         self.position = PositionEmbedding(grid, dim, self.prefix_tokens)
         self.blocks = nn.CellList(blocks)
 

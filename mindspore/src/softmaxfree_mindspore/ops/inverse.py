@@ -68,8 +68,10 @@ def kernel_inverse(method: str, iters: int, ridge: float | None) -> nn.Cell:
     |A|_1 is then at most m, which tells how many rescaled steps `auto` needs.
     """
     ridge = check_inverse(method, iters, ridge)
-    return ClosedForm(_auto_of_kernel, iters, ridge) if method == "auto" else INVERSES[method](
-        iters, ridge
+    return (
+        ClosedForm(_auto_of_kernel, iters, ridge)
+        if method == "auto"
+        else INVERSES[method](iters, ridge)
     )
 
 
