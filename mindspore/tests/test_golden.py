@@ -6,11 +6,11 @@ from mindspore import Tensor, nn
 from softmaxfree_mindspore import SoftmaxFreeAttention, pinv
 from softmaxfree_mindspore.layers.attention import SoftmaxAttention
 from softmaxfree_mindspore.layers.blocks import PostNormBlock, PreNormBlock
-from softmaxfree_mindspore.ops.inverse import INVERSES
 from softmaxfree_mindspore.models.checkpoints import load_arrays, torch_name
+from softmaxfree_mindspore.ops.inverse import INVERSES
 
 from .conftest import Arrays, assert_close, below, load_golden, pulled_back
-from .released import MODULES, ReleasedBacktrack
+from .released import MODULES, ReleasedBacktrack, renamed
 
 TAGS = ["r8_24x16", "r4_16x12", "r2_8x6", "r4_19x13_nondiv", "r2_8x6_noconv"]
 VALUE_CONV = dict(zip(TAGS, [9, 5, 3, 5, None]))
@@ -124,35 +124,36 @@ def test_attention_kernel(tag: str, kind: str, layers: Arrays) -> None:
         assert_close(gradient, entry[f"grad/{name}"], 1e-5)
 
 
-def check_block(block: nn.Cell, entry: Arrays, size: tuple[int, int], names: dict) -> None:
-    """Output and all gradients of a block whose weights are the entry's."""
-    state = {names[name]: array for name, array in below(entry, "state/").items()}
-    load_arrays(block, state)
-    theirs = {ours: theirs for theirs, ours in names.items()}
-    parameters = {theirs[torch_name(n)]: p for n, p in block.parameters_and_names()}
-
-    def at_size(x: Tensor) -> Tensor:
-        return block(x, size)
-
-    out, gradients, learned = pulled_back(
-        at_size, entry["cotangent"], Tensor(entry["X"]), weights=list(parameters.values())
-    )
-    assert_close(out, entry["out"], 1e-5)
-    assert_close(gradients[0], entry["grad_X"], 1e-5)
-    for name, gradient in zip(parameters, learned, strict=True):
-        assert_close(gradient, entry[f"grad/{name}"], 1e-5)
-
-
 @pytest.mark.parametrize("kind", ["base", "norm"])
 @pytest.mark.parametrize("tag", TAGS)
 def test_block(tag: str, kind: str, layers: Arrays) -> None:
     """A whole released block: projections, attention, post-norm, tanh-GELU network."""
     entry = below(layers, f"block/{kind}/{tag}/")
     block = PostNormBlock(layer(tag, kind), 16, activation="gelu_tanh")
-    names = {
+    ours = {
         key: f"{MODULES[module]}.{leaf}"
         for key in below(entry, "state/")
         for module, leaf in [key.rsplit(".", 1)]
     }
-    check_block(block, entry, grid(tag), names)
-    assert_close(block.attention(Tensor(entry["X"]), grid(tag)), entry["mha_out"], 1e-5)
+    load_arrays(block, {ours[key]: array for key, array in below(entry, "state/").items()})
+    named = {torch_name(name): parameter for name, parameter in block.parameters_and_names()}
+
+    def at_size(x: Tensor) -> Tensor:
+        return block(x, grid(tag))
+
+    x, weights = Tensor(entry["X"]), [named[name] for name in ours.values()]
+    out, gradients, learned = pulled_back(at_size, entry["cotangent"], x, weights=weights)
+    assert_close(block.attention(x, grid(tag)), entry["mha_out"], 1e-5)
+    assert_close(out, entry["out"], 1e-5)
+    assert_close(gradients[0], entry["grad_X"], 1e-5)
+    for key, gradient in zip(ours, learned, strict=True):
+        assert_close(gradient, entry[f"grad/{key}"], 1e-5)
+
+
+def test_softmax_block(layers: Arrays) -> None:
+    """The released block of the last stage; its tokens here are a class token and 6 others."""
+    entry = below(layers, "stage4_block/")
+    block = PreNormBlock(SoftmaxAttention(16, 2, tie_qk=False, prefix_tokens=1), 16, eps=1e-6)
+    state = renamed({f"block4.0.{key}": x for key, x in below(entry, "state/").items()})
+    load_arrays(block, {key.removeprefix("stages.3.blocks.0."): x for key, x in state.items()})
+    assert_close(block(Tensor(entry["X"]), (2, 3)), entry["out"], 1e-5)

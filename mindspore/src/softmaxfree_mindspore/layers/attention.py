@@ -1,8 +1,8 @@
 """Attention as layers: softmax-free, and the exact ones that the last stage may have."""
 
 import math
-from functools import partial
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from mindspore import Parameter, Tensor, nn, ops
