@@ -17,12 +17,17 @@ MODES = {"graph": ms.GRAPH_MODE, "pynative": ms.PYNATIVE_MODE}
 Arrays = dict[str, np.ndarray]
 
 
-@pytest.fixture(params=MODES)
-def mode(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Both of MindSpore's modes, one after the other."""
+@pytest.fixture
+def mode(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The mode that a test is parametrised with; all others run in PyNative mode."""
     ms.set_context(mode=MODES[request.param])
-    yield request.param
+    yield
     ms.set_context(mode=ms.PYNATIVE_MODE)
+
+
+def in_modes(names: str, cases: list[tuple[object, str]]) -> pytest.MarkDecorator:
+    """Parametrises with cases of a value and the mode that it is tested in."""
+    return pytest.mark.parametrize((names, "mode"), cases, indirect=["mode"])
 
 
 def load_golden(name: str) -> Arrays:

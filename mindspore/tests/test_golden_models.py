@@ -9,7 +9,7 @@ from softmaxfree_mindspore import SoftmaxFreeTransformer, create_model
 from softmaxfree_mindspore.models.checkpoints import load_arrays, state_arrays, torch_name
 from softmaxfree_mindspore.ops.inverse import INVERSES
 
-from .conftest import Arrays, assert_close, below, load_golden
+from .conftest import Arrays, assert_close, below, in_modes, load_golden
 from .released import ReleasedBacktrack, renamed
 
 MINI = {
@@ -40,8 +40,8 @@ def images(size: str) -> Tensor:
 
 
 @KINDS
-@pytest.mark.parametrize("size", ["224x224", "256x192"])
-def test_logits(kind: str, size: str, mode: str) -> None:
+@in_modes("size", [("224x224", "pynative"), ("256x192", "graph")])
+def test_logits(kind: str, size: str, mode: None) -> None:
     golden = load_golden(f"{kind}_f32")
     logits = build(kind, golden)(images(size))
     assert_close(logits, golden[f"out/{size}/logits"], 1e-4)

@@ -31,7 +31,7 @@ from softmaxfree_mindspore.train import (
     read_recipe,
 )
 
-from .conftest import VECTORS, Arrays, assert_close, below, pulled_back
+from .conftest import VECTORS, Arrays, assert_close, below, in_modes, pulled_back
 from .vectors import inputs
 
 REPOSITORY = Path(__file__).parents[2]
@@ -97,8 +97,8 @@ def test_sampler(name: str, vectors: Arrays) -> None:
     assert_close(sampler(tensor("q", 2, 2, 35, 4), (7, 5)), vectors[f"sampler/{name}"], 1e-5)
 
 
-@pytest.mark.parametrize("name", inputs.LAYERS)
-def test_layer(name: str, vectors: Arrays, mode: str) -> None:
+@in_modes("name", [*((name, "pynative") for name in inputs.LAYERS), ("softpp", "graph")])
+def test_layer(name: str, mode: None, vectors: Arrays) -> None:
     layer = fill(SoftmaxFreeAttention(**inputs.LAYER, **inputs.LAYERS[name]))
 
     def at_size(x: Tensor) -> Tensor:
@@ -154,12 +154,13 @@ def test_tables(vectors: Arrays) -> None:
                 assert json.loads(json.dumps(parameter.default)) == there, name
 
 
-def test_trained_model(vectors: Arrays, mode: str) -> None:
-    """The one that comes with softmaxfree: digits, and an image of other sides."""
+@in_modes("name", [("digits", "pynative"), ("wide", "graph")])
+def test_trained_model(name: str, mode: None, vectors: Arrays) -> None:
+    """The one that comes with softmaxfree: digits, and images of other sides."""
     model = create_model("softpp_nano", DIGITS, num_classes=10)
-    images = np.repeat(vectors["digits/scored"][:, None], 3, 1)
-    for name, x in {"digits": images, "wide": inputs.normal("wide", 2, 3, 24, 45)}.items():
-        assert relative(model(Tensor(x)), vectors[f"nano/{name}"]) < 1e-4
+    digits = np.repeat(vectors["digits/scored"][:, None], 3, 1)
+    images = digits if name == "digits" else inputs.normal("wide", 2, 3, 24, 45)
+    assert relative(model(Tensor(images)), vectors[f"nano/{name}"]) < 1e-4
 
 
 @pytest.fixture(scope="module")

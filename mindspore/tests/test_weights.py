@@ -55,7 +55,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     path.write_bytes(b"nothing")
     with pytest.raises(ValueError, match="softmaxfree convert"):
         load_weights(model, path)
-    with pytest.raises(ValueError, match="must end in .safetensors"):
+    with pytest.raises(ValueError, match="must end in"):
         save_weights(model, tmp_path / "w.ckpt")
 
 
