@@ -41,7 +41,7 @@ ifneq ($(shell command -v g++),)
 endif
 
 test-mindspore: $(MINDSPORE)/.installed ## the tests of mindspore/, in an environment of its own
-	cd mindspore && .venv/bin/python -m pytest -q -n auto --dist worksteal
+	cd mindspore && .venv/bin/python -m pytest -q
 
 $(MINDSPORE)/.installed: mindspore/pyproject.toml
 	$(PYTHON) -m venv $(MINDSPORE)
