@@ -2,6 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
+MINDSPORE := mindspore/.venv
 
 # Real data beside the clone, for the tests that use it; unpacked once.
 SHARED := $(CURDIR)/../shared/data
@@ -10,10 +11,10 @@ DATA := $(CURDIR)/.data
 export SOFTMAXFREE_DATA ?= $(DATA)
 endif
 
-.PHONY: help setup data demo test embedded lint docs clean
+.PHONY: help setup data demo test test-mindspore embedded lint docs clean
 
 help: ## what there is
-	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
 
 setup: $(VENV)/.installed ## build .venv with the tested versions
 
@@ -39,6 +40,14 @@ ifneq ($(shell command -v g++),)
 	SOFTMAXFREE_NATIVE=1 XDG_CACHE_HOME=$(CURDIR)/.pytest_cache $(BIN)/python -m pytest -q -n auto --dist worksteal -m 'not slow' tests/ops tests/layers
 endif
 
+test-mindspore: $(MINDSPORE)/.installed ## the tests of mindspore/, in an environment of its own
+	cd mindspore && .venv/bin/python -m pytest -q
+
+$(MINDSPORE)/.installed: mindspore/pyproject.toml
+	$(PYTHON) -m venv $(MINDSPORE)
+	$(MINDSPORE)/bin/python -m pip install --quiet --editable './mindspore[dev]'
+	@touch $@
+
 embedded: setup ## train the models that come with the package anew: 15 minutes
 	for name in softpp soft softmax performer nystromformer; do \
 		$(BIN)/softmaxfree fit --model.attention $$name --out runs/embedded/$$name && \
@@ -54,4 +63,4 @@ docs: setup ## build the documentation into site/, links checked
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean: ## remove what the other commands made
-	rm -rf $(VENV) .data runs site .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(MINDSPORE) .data runs site .pytest_cache .ruff_cache .mypy_cache .hypothesis

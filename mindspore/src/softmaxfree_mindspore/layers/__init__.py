@@ -1,0 +1,1 @@
+"""Cells: the attention layer, its samplers, the blocks and the patch embeddings."""

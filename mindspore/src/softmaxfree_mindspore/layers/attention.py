@@ -1,0 +1,214 @@
+"""Attention as layers: softmax-free, and the exact ones that the last stage may have."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore.common.initializer import HeUniform, Normal, initializer
+
+from ..ops.attention import LandmarkAttention, gaussian_attention
+from ..ops.inverse import check_inverse
+from ..ops.kernel import token_scale
+from ..ops.products import product, product_t
+from .samplers import SAMPLERS, Size
+
+
+class MultiHeadAttention(nn.Cell):
+    """Projections to heads and back; what happens between them is a subclass's `attend`.
+
+    Args:
+        dim: Width of the tokens.
+        num_heads: Heads; must divide `dim`.
+        tie_qk: Queries and keys share one projection.
+        value_conv: Size (odd) of a depthwise convolution of the values that is added to the
+            result, one kernel a head; None for none.
+        prefix_tokens: How many tokens come before the grid, such as a class token. They take no
+            part in the value convolution.
+        qkv_bias: Biases in the projections of queries, keys and values.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 8,
+        *,
+        tie_qk: bool = True,
+        value_conv: int | None = None,
+        prefix_tokens: int = 0,
+        qkv_bias: bool = True,
+    ) -> None:
+        super().__init__()
+        if dim < 1 or num_heads < 1 or dim % num_heads:
+            raise ValueError(f"num_heads must divide dim, got dim={dim}, num_heads={num_heads}")
+        if value_conv is not None and (value_conv < 1 or value_conv % 2 == 0):
+            raise ValueError(f"value_conv must be an odd size or None, got {value_conv}")
+        if prefix_tokens < 0:
+            raise ValueError(f"prefix_tokens must be 0 or more, got {prefix_tokens}")
+        self.dim, self.num_heads, self.head_dim = dim, num_heads, dim // num_heads
+        self.prefix_tokens = prefix_tokens
+        self.q = dense(dim, dim, qkv_bias)
+        self.k = None if tie_qk else dense(dim, dim, qkv_bias)
+        self.v = dense(dim, dim, qkv_bias)
+        self.value_conv = None if value_conv is None else ValueConv(num_heads, value_conv)
+        self.proj = dense(dim, dim)
+
+    def attend(self, q: Tensor, k: Tensor | None, v: Tensor, size: Size) -> Tensor:
+        """Queries, keys (None if they are the queries) and values (B, heads, N, d) -> the same."""
+        raise NotImplementedError
+
+    def construct(self, x: Tensor, size: Size) -> Tensor:
+        """Attends from x to x.
+
+        Args:
+            x: (B, N, dim) tokens: `prefix_tokens` of them, then the grid's, row by row.
+            size: (H, W) of the grid.
+
+        Returns:
+            (B, N, dim).
+        """
+        if x.shape[-1] != self.dim or x.shape[1] != self.prefix_tokens + size[0] * size[1]:
+            raise ValueError(
+                f"x must be (B, {self.prefix_tokens} + H W, {self.dim}), "
+                f"got shape {x.shape} for size {size}"
+            )
+        q = self._heads(self.q(x))
+        k = None if self.k is None else self._heads(self.k(x))
+        values = self.v(x)
+        out = self.attend(q, k, self._heads(values), size)
+        out = out.swapaxes(1, 2).reshape(x.shape)  # (B, heads, N, d) -> (B, N, dim)
+        if self.value_conv is not None:
+            local = self.value_conv(values[:, self.prefix_tokens :], size)
+            if self.prefix_tokens > 0:
+                local = ops.cat((ops.zeros_like(values[:, : self.prefix_tokens]), local), 1)
+            out = out + local
+        return self.proj(out)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """(B, N, dim) -> (B, heads, N, d)."""
+        b, n, _ = x.shape
+        return x.reshape(b, n, self.num_heads, self.head_dim).swapaxes(1, 2)
+
+
+class SoftmaxFreeAttention(MultiHeadAttention):
+    """Multi-head attention through bottleneck tokens, linear in the number of tokens.
+
+    Called as `attention(x, size)`. Where keys have a projection of their own, the bottleneck is
+    made of the samples of queries and of keys.
+
+    Args:
+        dim: Width of the tokens.
+        num_heads: Heads; must divide `dim`.
+        sampler: How bottleneck tokens are made: `conv`, `avg`, `random` or `biased`.
+        ratio: Every `ratio` x `ratio` tokens of an image become one bottleneck token.
+        tokens: This many bottleneck tokens, whatever the size: cost stays linear. The
+            convolution still has the ratio as its kernel, and its output is pooled to so many.
+        normalize: SOFT++ if true, SOFT if not.
+        inverse, iters, ridge: How the bottleneck matrix is inverted, see `pinv`.
+        landmark_norm: LayerNorm and GELU on the bottleneck tokens.
+        pad: `replicate` or `drop`, what becomes of sides that the ratio does not divide.
+        others: Of `MultiHeadAttention`. Each prefix token is a bottleneck token of its own.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 8,
+        *,
+        sampler: str = "conv",
+        ratio: int = 8,
+        tokens: int | None = None,
+        normalize: bool = True,
+        inverse: str = "auto",
+        iters: int = 20,
+        ridge: float | None = None,
+        landmark_norm: bool = True,
+        pad: str = "replicate",
+        **others: Any,
+    ) -> None:
+        super().__init__(dim, num_heads, **others)
+        if sampler not in SAMPLERS:
+            raise ValueError(f"unknown sampler {sampler!r}; choose one of {', '.join(SAMPLERS)}")
+        check_inverse(inverse, iters, ridge)
+        self.scale = token_scale(self.head_dim)
+        self.sampler = SAMPLERS[sampler](self.head_dim, ratio, tokens, pad)
+        self.landmark_norm = (
+            nn.SequentialCell(layer_norm(self.head_dim), nn.GELU(approximate=False))
+            if landmark_norm
+            else nn.Identity()
+        )
+        self.landmark_attention = LandmarkAttention(normalize, inverse, iters, ridge)
+
+    def attend(self, q: Tensor, k: Tensor | None, v: Tensor, size: Size) -> Tensor:
+        q = q * self.scale
+        landmarks = self.sample(q, size)
+        if k is not None:
+            k = k * self.scale
+            landmarks = ops.cat((landmarks, self.sample(k, size)), 2)
+        return self.landmark_attention(q, k, v, self.landmark_norm(landmarks))
+
+    def sample(self, q: Tensor, size: Size) -> Tensor:
+        """Bottleneck tokens (B, heads, m, d): the prefix, then the samples of the grid."""
+        if self.prefix_tokens == 0:
+            return self.sampler(q, size)
+        prefix = q[:, :, : self.prefix_tokens]
+        return ops.cat((prefix, self.sampler(q[:, :, self.prefix_tokens :], size)), 2)
+
+
+class SoftmaxAttention(MultiHeadAttention):
+    """Softmax attention, quadratic in the number of tokens."""
+
+    def attend(self, q: Tensor, k: Tensor | None, v: Tensor, size: Size) -> Tensor:
+        keys = q if k is None else k
+        similarity = product_t(q * self.head_dim**-0.5, keys)
+        return product(ops.softmax(similarity, -1), v)
+
+
+class GaussianAttention(MultiHeadAttention):
+    """Gaussian attention without bottleneck tokens, normalised as in SOFT++; quadratic."""
+
+    def attend(self, q: Tensor, k: Tensor | None, v: Tensor, size: Size) -> Tensor:
+        return gaussian_attention(q, q if k is None else k, v, True)
+
+
+class ValueConv(nn.Cell):
+    """A depthwise convolution of the values, one kernel for all channels of a head."""
+
+    def __init__(self, num_heads: int, kernel_size: int) -> None:
+        super().__init__()
+        start = HeUniform(negative_slope=math.sqrt(5))
+        self.weight = Parameter(initializer(start, (num_heads, 1, kernel_size, kernel_size)))
+
+    def construct(self, v: Tensor, size: Size) -> Tensor:
+        """(B, N, dim) -> (B, N, dim)."""
+        b, n, dim = v.shape
+        heads, _, kernel, _ = self.weight.shape
+        weight = self.weight.astype(v.dtype).broadcast_to((heads, dim // heads, kernel, kernel))
+        image = v.swapaxes(1, 2).reshape(b, dim, size[0], size[1])
+        out = ops.conv2d(
+            image,
+            weight.reshape(dim, 1, kernel, kernel),
+            pad_mode="pad",
+            padding=kernel // 2,
+            groups=dim,
+        )
+        return out.reshape(b, dim, n).swapaxes(1, 2)
+
+
+def dense(before: int, after: int, bias: bool = True) -> nn.Dense:
+    """A linear layer as all here start."""
+    return nn.Dense(before, after, weight_init=Normal(0.02), bias_init="zeros", has_bias=bias)
+
+
+def layer_norm(dim: int, eps: float = 1e-5) -> nn.LayerNorm:
+    return nn.LayerNorm((dim,), epsilon=eps)
+
+
+ATTENTIONS: dict[str, Callable[..., MultiHeadAttention]] = {
+    "soft": partial(SoftmaxFreeAttention, normalize=False),
+    "softpp": partial(SoftmaxFreeAttention, normalize=True),
+    "softmax": partial(SoftmaxAttention, tie_qk=False),
+    "gaussian": GaussianAttention,
+}
+"""Each takes a width, a number of heads, and options."""

@@ -1,0 +1,1 @@
+"""The backbones, and their weights as softmaxfree has them."""
