@@ -11,7 +11,7 @@ DATA := $(CURDIR)/.data
 export SOFTMAXFREE_DATA ?= $(DATA)
 endif
 
-.PHONY: help setup data demo test test-mindspore embedded lint docs clean
+.PHONY: help setup data demo test setup-mindspore test-mindspore embedded lint docs clean
 
 help: ## what there is
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -40,13 +40,17 @@ ifneq ($(shell command -v g++),)
 	SOFTMAXFREE_NATIVE=1 XDG_CACHE_HOME=$(CURDIR)/.pytest_cache $(BIN)/python -m pytest -q -n auto --dist worksteal -m 'not slow' tests/ops tests/layers
 endif
 
-test-mindspore: $(MINDSPORE)/.installed ## the tests of mindspore/, in an environment of its own
-	cd mindspore && .venv/bin/python -m pytest -q
+setup-mindspore: $(MINDSPORE)/.installed
 
-$(MINDSPORE)/.installed: mindspore/pyproject.toml
+$(MINDSPORE)/.installed: mindspore/pyproject.toml mindspore/constraints.txt
 	$(PYTHON) -m venv $(MINDSPORE)
-	$(MINDSPORE)/bin/python -m pip install --quiet --editable './mindspore[dev]'
+	$(MINDSPORE)/bin/python -m pip install --quiet --constraint mindspore/constraints.txt --editable './mindspore[dev]'
 	@touch $@
+
+test-mindspore: setup setup-mindspore ## the tests of mindspore/, in an environment of its own
+	$(BIN)/python mindspore/tests/exchange.py write
+	cd mindspore && .venv/bin/python -m pytest -q
+	$(BIN)/python mindspore/tests/exchange.py check
 
 embedded: setup ## train the models that come with the package anew: 15 minutes
 	for name in softpp soft softmax performer nystromformer; do \
@@ -63,4 +67,4 @@ docs: setup ## build the documentation into site/, links checked
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean: ## remove what the other commands made
-	rm -rf $(VENV) $(MINDSPORE) .data runs site .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(MINDSPORE) mindspore/build .data runs site .pytest_cache .ruff_cache .mypy_cache .hypothesis

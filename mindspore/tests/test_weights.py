@@ -29,6 +29,38 @@ def test_a_file_of_softmaxfree_comes_back_as_it_was(tmp_path: Path) -> None:
             assert np.array_equal(array, stored[name].astype(np.float32))
 
 
+def exchanged(name: str) -> Path:
+    path = Path(__file__).parents[1] / "build" / "exchange" / name
+    if not path.exists():
+        pytest.skip("torch's files are not there; `make test-mindspore` writes them")
+    return path
+
+
+def test_a_released_checkpoint_by_way_of_convert(tmp_path: Path) -> None:
+    """torch's logits from the converted file, which comes back bit for bit, counters included."""
+    file, there = (
+        exchanged("soft_tiny_fudan.safetensors"),
+        load_file(exchanged("logits.safetensors")),
+    )
+    model = create_model("soft_tiny_fudan", file)
+    assert_close(model(Tensor(there["images"])), there["logits"], 1e-4)
+    save_weights(model, tmp_path / "back.safetensors")
+    stored, back = load_file(file), load_file(tmp_path / "back.safetensors")
+    assert set(stored) == set(back)
+    assert all(np.array_equal(array, back[name]) for name, array in stored.items())
+
+
+def test_a_file_for_torch() -> None:
+    """What exchange.py loads there."""
+    folder = exchanged("logits.safetensors").parent
+    ms.set_seed(1)
+    model = create_model("softpp_nano", num_classes=10)
+    images = np.random.RandomState(0).standard_normal((2, 3, 40, 32)).astype(np.float32)
+    logits = model(Tensor(images)).asnumpy()
+    save_weights(model, folder / "from_mindspore.safetensors")
+    save_file({"images": images, "logits": logits}, folder / "logits_from_mindspore.safetensors")
+
+
 def test_weights_of_another_image_size_are_resized(tmp_path: Path) -> None:
     save_weights(create_model("soft_nano"), tmp_path / "w.safetensors")
     model = create_model("soft_nano", tmp_path / "w.safetensors", img_size=(48, 64))

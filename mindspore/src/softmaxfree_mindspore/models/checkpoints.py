@@ -20,7 +20,8 @@ TORCH_NAMES = {
 """Parameters of normalisations: MindSpore's names and torch's. All others are called the same."""
 
 _COUNTER = "num_batches_tracked"
-"""torch's batch normalisation counts its steps; with a momentum nothing depends on it."""
+"""torch's batch normalisation counts its steps. Nothing here depends on it: a file's counts are
+kept beside the model and saved as they came, 0 where none came."""
 
 
 def load_weights(model: nn.Cell, path: str | Path) -> None:
@@ -67,23 +68,27 @@ def torch_name(name: str) -> str:
 def state_arrays(model: nn.Cell) -> Arrays:
     """All weights under softmaxfree's names, its counters included."""
     arrays: Arrays = {}
+    counts = getattr(model, "batches_tracked", {})
     for name, parameter in _parameters(model).items():
         arrays[name] = np.ascontiguousarray(parameter.asnumpy())
         if name.endswith("running_var"):
-            arrays[name.replace("running_var", _COUNTER)] = np.zeros((), np.int64)
+            counter = name.replace("running_var", _COUNTER)
+            arrays[counter] = counts.get(counter, np.zeros((), np.int64))
     return arrays
 
 
 def load_arrays(model: nn.Cell, arrays: Mapping[str, np.ndarray]) -> None:
     """Loads weights under softmaxfree's names; position grids are resized to the model's."""
     parameters = _parameters(model)
-    state = {name: array for name, array in arrays.items() if not name.endswith(_COUNTER)}
+    counts = {name: array for name, array in arrays.items() if name.endswith(_COUNTER)}
+    state = {name: array for name, array in arrays.items() if name not in counts}
     for name in state:
         if name.endswith("position.grid") and name in parameters:
             state[name] = resize_grid(state[name], parameters[name].shape[1:3])
     _check(state, parameters, type(model).__name__)
     for name, parameter in parameters.items():
         parameter.set_data(Tensor(state[name], parameter.dtype))
+    model.batches_tracked = counts
 
 
 def _parameters(model: nn.Cell) -> dict[str, Parameter]:
