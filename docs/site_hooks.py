@@ -14,7 +14,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 MOUNTED = ["CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "recipes/**/*.yaml"]
-RESULTS = ["results/*"]
+RESULTS = ["results/*.*", "results/reproduction/*.*"]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -16,7 +16,8 @@ import softmaxfree
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
-MARKDOWN = sorted([*ROOT.glob("*.md"), *PAGES, *(ROOT / "results").glob("*.md")])
+RESULTS = sorted((ROOT / "results").rglob("*.md"))
+MARKDOWN = sorted([*ROOT.glob("*.md"), *PAGES, *RESULTS])
 
 
 def links(path: Path) -> Iterator[Path]:
@@ -48,7 +49,7 @@ def test_every_page_is_in_the_navigation() -> None:
 
 def test_every_result_is_linked_to_from_a_page() -> None:
     linked = {target.resolve() for page in PAGES for target in links(page)}
-    assert not set((ROOT / "results").glob("*.md")) - linked
+    assert not set(RESULTS) - linked
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.stem}")
