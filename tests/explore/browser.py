@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,28 +25,31 @@ def find_browser() -> str | None:
 @contextmanager
 def served(*options: str) -> Iterator[str]:
     """The real command in a process of its own; gives the address that it prints."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "softmaxfree", "explore", "--port", "0", *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if "http://127.0.0.1:" not in line:
-            process.terminate()
-            raise RuntimeError(f"no address in {line!r}: {process.communicate()[1]}")
-        yield line.split()[2]
-    finally:
-        process.terminate()
+    with tempfile.TemporaryFile("w+") as errors:  # a pipe that nobody reads could fill up
+        process = subprocess.Popen(
+            [sys.executable, "-m", "softmaxfree", "explore", "--port", "0", *options],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
         try:
-            process.communicate(timeout=MOST_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            raise
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if "http://127.0.0.1:" not in line:
+                process.terminate()
+                process.wait()
+                errors.seek(0)
+                raise RuntimeError(f"no address in {line!r}: {errors.read()}")
+            yield line.split()[2]
+        finally:
+            process.terminate()
+            try:
+                process.communicate(timeout=MOST_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+                raise
 
 
 @contextmanager

@@ -50,8 +50,10 @@ def test_a_visit(page: Any, url: str, tmp_path: Path) -> None:
     # Clicks that come before the answer: the last one counts.
     for across in (0.1, 0.4, 0.9, 0.7):
         click(page, across, 0.3)
-    page.wait_for_timeout(3000)
-    assert page.locator("#right-heat img").get_attribute("src") == first
+    page.wait_for_timeout(3000)  # and then as long as a busy machine needs
+    page.wait_for_function(
+        "first => document.querySelector('#right-heat img').getAttribute('src') == first", arg=first
+    )
 
     # Sliders: another layer, another resolution.
     changes(page, "left-heat", lambda: page.locator("#layer input[type=range]").press("ArrowRight"))
