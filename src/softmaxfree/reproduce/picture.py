@@ -19,7 +19,8 @@ def draw_dots(
         ax.plot(values[name], [place] * len(values[name]), "o", color=color, alpha=0.6)
         ax.plot(statistics.fmean(values[name]), place, "|", color=color, markersize=18)
     ax.set_yticks(range(len(names)), names)
-    ax.set(xlabel=quantity, title=title)
+    ax.set(xlabel=quantity, ylim=(-0.6, len(names) - 0.4))
+    figure.suptitle(title, fontsize=10)
     if log:
         ax.set_xscale("log")
     ax.grid(alpha=0.3)
