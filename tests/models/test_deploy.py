@@ -36,10 +36,11 @@ def test_compiles_whole() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch's default backend needs g++")
 def test_compiles_with_the_default_backend() -> None:
-    model, x = small(), images(2, 3, 32, 32)
+    """A stage, which has all there is; a whole model takes it a minute."""
+    stage, x = small().stages[1], images(2, 32, 16, 16)
     with torch.no_grad():
-        got = torch.compile(model, fullgraph=True)(x)
-    assert relative_error(got, model(x)) < 1e-5
+        got, _ = torch.compile(stage, fullgraph=True)(x)
+    assert relative_error(got, stage(x)[0]) < 1e-5
 
 
 @pytest.mark.parametrize(

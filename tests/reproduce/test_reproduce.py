@@ -11,6 +11,7 @@ from PIL import Image
 from softmaxfree.cli import main
 from softmaxfree.reproduce import command, contestants, experiments
 from softmaxfree.reproduce.experiments import EXPERIMENTS, Claim, Experiment
+from softmaxfree.reproduce.verdicts import VERDICTS
 
 
 @pytest.fixture
@@ -58,6 +59,10 @@ def test_an_experiment_end_to_end(
     page = Path("docs/page.md").read_text()
     assert "`softmaxfree reproduce samplers`: [all numbers](../out/samplers.md)" in page
     assert "80.9 over 80.9" in page
+    (line,) = [line for line in page.splitlines() if line.startswith("| Where bottleneck tokens")]
+    counts = [cell.strip() for cell in line.split("|")[3:-1]]
+    words = [claim["verdict"] for claim in content["claims"]]
+    assert counts == [str(words.count(word) or "-") for word in VERDICTS]
     assert "- `softmaxfree reproduce tied`: Queries and keys" in page.partition("## Not run yet")[2]
 
     shutil.rmtree("runs")  # the records stay, and a run that has one is not trained again

@@ -75,14 +75,12 @@ EXPERIMENTS: dict[str, Experiment] = {
             Claim("ViT", "ViT, tied", "80.8 over 80.5"),
             Claim("Swin", "Swin, tied", "81.3 over 80.9"),
             Claim("softmax", "softmax, tied", "no number"),
-            Claim("softpp, untied", "softpp", "no number"),
         ),
     ),
     "bottleneck": Experiment(
         "The number of bottleneck tokens",
         (
             Claim("softpp, 16 tokens", "softpp, 4 tokens", "80.9 at 49 over 80.5 at 36"),
-            Claim("softpp, 16 tokens", "softpp, 36 tokens", "80.9 at 49, 80.9 at 64"),
             Claim("softpp, 16 tokens", "softpp, 64 tokens", "80.9 at 49 over 80.4 at 81"),
         ),
     ),

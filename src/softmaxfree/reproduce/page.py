@@ -10,6 +10,7 @@ from ..files import write_atomically
 from .command import CLAIM_HEADER, TITLES, claim_cells
 from .experiments import EXPERIMENTS
 from .measured import MEASURED
+from .verdicts import VERDICTS
 
 INTRODUCTION = """\
 # The paper's claims, tested small
@@ -30,7 +31,7 @@ that the contestant before the > is the more accurate one; accuracies are in per
 
 def write_page(results: Path, page: Path) -> None:
     """Of all experiments that have results in the folder."""
-    parts = [INTRODUCTION]
+    parts = [INTRODUCTION, _summary(results)]
     for name, experiment in EXPERIMENTS.items():
         if content := _content(results / f"{name}.json"):
             cells = [claim_cells(claim) for claim in content["claims"]]
@@ -54,6 +55,18 @@ def write_page(results: Path, page: Path) -> None:
         parts.append("## Not run yet\n\n" + "\n".join(pending) + "\n")
     write_atomically(page, "\n".join(parts))
     print(f"written: {page}")
+
+
+def _summary(results: Path) -> str:
+    """How many claims of each experiment came to which verdict."""
+    rows = []
+    for name, title in TITLES.items():
+        if content := _content(results / f"{name}.json"):
+            words = [claim["verdict"] for claim in content.get("claims", [])]
+            words = words or [content["verdict"].split("*")[1]]
+            counts = [str(words.count(word) or "-") for word in VERDICTS]
+            rows.append([title, f"`softmaxfree reproduce {name}`", *counts])
+    return table(["what", "command", *VERDICTS], rows, 2, markdown=True) + "\n"
 
 
 def _content(path: Path) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from scipy.stats import t as student
 
 CONFIDENCE = 0.95
+VERDICTS = ("held", "not held", "cannot tell")
 
 
 class Verdict(NamedTuple):
