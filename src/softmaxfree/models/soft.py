@@ -9,6 +9,7 @@ Two families carry the name. The journal's table has the softmax-free attention 
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -385,10 +386,28 @@ FAMILY: dict[str, dict[str, Any]] = {
 }
 """Arguments of every size: nano, the journal's table, the authors' release."""
 
+PUBLISHED: dict[str, Path] = {
+    name: Path(__file__).parents[1] / "weights" / f"{name}.safetensors"
+    for name in ("soft_nano.cifar10", "softpp_nano.cifar10")
+}
+"""Names with weights that come with the package, and their files; docs/weights.md has the cards."""
+
 _SMALL_IMAGES = {"input_size": (3, 32, 32), "pool_size": (2, 2), "crop_pct": 1.0}
+_CIFAR10: dict[str, Any] = {
+    "num_classes": 10,
+    "mean": (0.4914, 0.4822, 0.4465),
+    "std": (0.247, 0.2435, 0.2616),
+    "label_names": (
+        "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
+    ),
+}  # fmt: skip
 default_cfgs = generate_default_cfgs(
     {
-        f"{attention}_{size}.untrained": default_cfg(**(_SMALL_IMAGES if size == "nano" else {}))
+        name: default_cfg(**_SMALL_IMAGES, **_CIFAR10, file=str(path))
+        for name, path in PUBLISHED.items()
+    }
+    | {  # the star makes it what a name without a tag means
+        f"{attention}_{size}.untrained*": default_cfg(**(_SMALL_IMAGES if size == "nano" else {}))
         for attention in ("soft", "softpp")
         for size in FAMILY
     }

@@ -11,6 +11,7 @@ from typing import Any
 
 from safetensors import safe_open
 from safetensors.torch import load_file, save
+from torch import Tensor
 
 from ..files import write_atomically
 from .predict import Classifier, read_run_checkpoint
@@ -43,15 +44,26 @@ def embed(run: Path) -> Path:
     """Writes the model of a run's folder into the package, its weights in half precision."""
     checkpoint = read_run_checkpoint(run / "last.ckpt")
     about = {name: checkpoint[name] for name in ("hyper_parameters", "images")}
-    weights = {
-        name: tensor.half() if tensor.is_floating_point() else tensor
+    target = _file(about["hyper_parameters"]["attention"])
+    metadata = {"checkpoint": json.dumps(about, default=str)}
+    write_atomically(target, save(in_half_precision(checkpoint), metadata))
+    return target
+
+
+def in_half_precision(checkpoint: dict[str, Any], without: str = "") -> dict[str, Tensor]:
+    """The weights of a run's model.
+
+    Args:
+        checkpoint: Of the run.
+        without: What their names lose at the beginning.
+    """
+    return {
+        name.removeprefix(without): (
+            tensor.half() if tensor.is_floating_point() else tensor
+        ).contiguous()
         for name, tensor in checkpoint["state_dict"].items()
         if name.startswith("model.")
     }
-    target = _file(about["hyper_parameters"]["attention"])
-    metadata = {"checkpoint": json.dumps(about, default=str)}
-    write_atomically(target, save({n: t.contiguous() for n, t in weights.items()}, metadata))
-    return target
 
 
 def _file(attention: str) -> Path:

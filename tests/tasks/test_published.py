@@ -1,0 +1,89 @@
+"""The weights that come with the package under a name of timm's."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from safetensors import safe_open
+from timm.data import create_transform, resolve_data_config
+from torch.utils.data import DataLoader
+from torchvision.datasets import ImageFolder
+
+from softmaxfree.models.soft import PUBLISHED
+from softmaxfree.tasks.published import TEST_SETS, card, page, publish
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("images", TEST_SETS)
+def test_weights_score_what_their_card_says(name: str, images: str) -> None:
+    """By timm's own words alone, as somebody would who knows nothing of this package."""
+    folder = Path(os.environ.get("SOFTMAXFREE_DATA", "")) / TEST_SETS[images]
+    if not folder.is_dir():
+        pytest.skip(f"{TEST_SETS[images]} is not in $SOFTMAXFREE_DATA")
+    model = timm.create_model(name, pretrained=True).eval()
+    dataset = ImageFolder(str(folder), create_transform(**resolve_data_config({}, model=model)))
+    assert tuple(dataset.classes) == model.pretrained_cfg["label_names"]
+    right = 0
+    with torch.inference_mode():
+        for batch, targets in DataLoader(dataset, batch_size=500):
+            right += int((model(batch).argmax(1) == targets).sum())
+    assert right / len(dataset) == pytest.approx(card(name)["accuracy"][images], abs=0.001)
+    assert right / len(dataset) >= 0.86
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_files_are_small_and_nothing_but_half_precision(name: str) -> None:
+    assert PUBLISHED[name].stat().st_size < 3e6
+    with safe_open(PUBLISHED[name], framework="pt") as file:
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    wide = {key for key, tensor in tensors.items() if tensor.dtype != torch.float16}
+    assert all(key.endswith("num_batches_tracked") for key in wide)
+    assert set(tensors) == set(timm.create_model(name).state_dict())
+
+
+def test_a_model_with_weights_is_float32_and_takes_timms_changes() -> None:
+    name = "softpp_nano.cifar10"
+    trained = timm.create_model(name, pretrained=True).eval()
+    assert trained.num_classes == 10
+    assert trained.head.weight.dtype == torch.float32
+    body = "stages.2.blocks.0.mlp.fc1.weight"
+    for changes in (
+        {"num_classes": 7},
+        {"in_chans": 1},
+        {"img_size": 64},
+        {"features_only": True},
+    ):
+        model = timm.create_model(name, pretrained=True, **changes)
+        weights = {key.removeprefix("model."): tensor for key, tensor in model.named_parameters()}
+        assert torch.equal(weights[body], trained.get_parameter(body))
+    images = torch.randn(2, 3, 48, 48)
+    larger = timm.create_model(name, pretrained=True, img_size=48).eval()
+    torch.testing.assert_close(larger(images), trained(images), rtol=1e-4, atol=1e-4)
+
+
+def test_without_the_tag_a_model_is_as_it_was() -> None:
+    model = timm.create_model("softpp_nano")
+    assert model.num_classes == 1000
+    assert model.pretrained_cfg["tag"] == "untrained"
+
+
+def test_the_page_of_cards_is_what_the_files_say() -> None:
+    assert (ROOT / "docs/weights.md").read_text() == page()
+
+
+def test_a_run_that_cannot_be_published_is_refused(tmp_path: Path) -> None:
+    checkpoint = {"hyper_parameters": {"backbone": "softpp_tiny"}, "state_dict": {}, "epoch": 0}
+    torch.save(checkpoint, tmp_path / "last.ckpt")
+    (tmp_path / "run.json").write_text(json.dumps({"commit": "x"}))
+    with pytest.raises(ValueError, match=r"is of softpp_tiny\.cifar10; weights are published of"):
+        publish(tmp_path)
+    checkpoint["hyper_parameters"] = {"backbone": "softpp_nano"}
+    torch.save(checkpoint, tmp_path / "last.ckpt")
+    with pytest.raises(ValueError, match="has not ended; go on with `softmaxfree fit --ckpt_path"):
+        publish(tmp_path)
