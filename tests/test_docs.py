@@ -12,6 +12,8 @@ import pytest
 import yaml
 
 import softmaxfree
+from softmaxfree.models.soft import PUBLISHED
+from softmaxfree.tasks.published import card
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -75,10 +77,30 @@ def run_examples(page: str) -> dict[str, Any]:
     return names
 
 
+def test_the_front_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    names = run_examples("README.md")
+    sides = [tuple(features.shape[2:]) for features in names["maps"]]
+    assert sides == [(63, 84), (32, 42), (16, 21), (8, 11)]
+    assert names["y"].shape == (1, 100 * 133, 64)
+    assert "multiply-adds" in capsys.readouterr().out
+
+
+def test_the_front_page_has_the_scores_of_the_weights() -> None:
+    readme = (ROOT / "README.md").read_text()
+    for name in PUBLISHED:
+        assert f"| `{name}` | {100 * card(name)['accuracy']['all']:.1f} % |" in readme
+
+
+def test_the_pages_of_models_run() -> None:
+    assert run_examples("docs/backbones.md")["logits"].shape == (2, 10)
+    assert run_examples("docs/weights.md")["model"].num_classes == 10
+
+
 def test_the_quick_start_runs(capsys: pytest.CaptureFixture[str]) -> None:
     names = run_examples("docs/index.md")
-    assert names["y"].shape == (1, 100 * 133, 64)
+    assert names["y"].shape == (2, 1000, 64)
     assert names["logits"].shape == (2, 10)
+    assert names["out"].shape == names["v"].shape
     assert "multiply-adds" in capsys.readouterr().out
 
 

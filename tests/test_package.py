@@ -56,19 +56,6 @@ def test_public_names_are_pinned() -> None:
         assert getattr(softmaxfree, name).__doc__
 
 
-def test_the_readmes_examples_run() -> None:
-    readme = Path(__file__).parents[1] / "README.md"
-    layers, backbones = re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)
-    names: dict[str, Any] = {}
-    exec(layers, names)
-    assert names["out"].shape == names["v"].shape
-    exec(backbones, names)
-    assert names["logits"].shape == (2, 10)
-    assert [features.shape[2:] for features in names["maps"]] == [
-        (63, 84), (32, 42), (16, 21), (8, 11)
-    ]  # fmt: skip
-
-
 def test_the_guide_to_attentions_runs(capsys: pytest.CaptureFixture[str]) -> None:
     from softmaxfree.layers.table import ATTENTIONS
 
