@@ -257,6 +257,7 @@ def test_broken_images_are_reported_at_the_end(
         (["--model.ema=1.5"], "ema must be at least 0 and below 1"),
         (["--data.val_split=dev"], "no split 'dev'"),
         (["--ckpt_path=none.ckpt"], "there is no checkpoint none.ckpt"),
+        (["--trainer.default_root_dir=here"], "has no effect here; give the run's folder by --out"),
         (["--save_every=0"], "--save_every must be at least 1"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",

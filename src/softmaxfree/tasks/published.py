@@ -84,19 +84,18 @@ def publish(run: Path) -> str:
             f"{run} has not ended; go on with `softmaxfree fit --ckpt_path {run}/last.ckpt`"
         )
     weights = in_half_precision(checkpoint, "model.")
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    about = {"run": told, "epochs": checkpoint["epoch"] + 1, "seed": config["seed_everything"]}
-    _write(name, weights, about)
-    model = timm.create_model(name, pretrained=True).eval()
-    scores = {title: accuracy(model, folder) for title, folder in TEST_SETS.items()}
-    sizes = {str(size): accuracy(model, TEST_SETS["all"], size) for size in (48, 64)}
-    _write(name, weights, {**about, "accuracy": scores, "sizes": sizes})
-    return name
-
-
-def _write(name: str, weights: dict[str, torch.Tensor], card: dict[str, Any]) -> None:
+    overlay = {"state_dict": dict(weights)}
+    model = timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay).eval()
+    card = {
+        "run": told,
+        "epochs": checkpoint["epoch"] + 1,
+        "seed": yaml.safe_load((run / "config.yaml").read_text())["seed_everything"],
+        "accuracy": {title: accuracy(model, folder) for title, folder in TEST_SETS.items()},
+        "sizes": {str(size): accuracy(model, TEST_SETS["all"], size) for size in (48, 64)},
+    }
     metadata = {"format": "pt", "card": json.dumps(card)}
     write_atomically(PUBLISHED[name], save(weights, metadata))
+    return name
 
 
 def card(name: str) -> dict[str, Any]:

@@ -134,6 +134,10 @@ class TrainingCLI(LightningCLI):
         config = self.config[self.command]
         import_modules(config.modules)
         if self.command == "fit":
+            if config.trainer.default_root_dir:
+                raise ValueError(
+                    "--trainer.default_root_dir has no effect here; give the run's folder by --out"
+                )
             self.folder = folder_of_run(config)
             if config.ckpt_path == "last":
                 last = self.folder / "last.ckpt"
