@@ -30,7 +30,12 @@ that the contestant before the > is the more accurate one; accuracies are in per
 
 
 def write_page(results: Path, page: Path) -> None:
-    """Of all experiments that have results in the folder."""
+    write_atomically(page, page_of(results, page))
+    print(f"written: {page}")
+
+
+def page_of(results: Path, page: Path) -> str:
+    """Markdown of all experiments that have results in the folder, with links from the page."""
     parts = [INTRODUCTION, _summary(results)]
     for name, experiment in EXPERIMENTS.items():
         if content := _content(results / f"{name}.json"):
@@ -53,8 +58,7 @@ def write_page(results: Path, page: Path) -> None:
     ]
     if pending:
         parts.append("## Not run yet\n\n" + "\n".join(pending) + "\n")
-    write_atomically(page, "\n".join(parts))
-    print(f"written: {page}")
+    return "\n".join(parts)
 
 
 def _summary(results: Path) -> str:
