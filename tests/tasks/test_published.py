@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from PIL import Image
 from safetensors import safe_open
 from timm.data import create_transform, resolve_data_config
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 
+from softmaxfree.data.cifar10 import CLASSES
 from softmaxfree.models.soft import PUBLISHED
 from softmaxfree.tasks.published import TEST_SETS, card, page, publish
 
@@ -75,6 +77,35 @@ def test_without_the_tag_a_model_is_as_it_was() -> None:
 
 def test_the_page_of_cards_is_what_the_files_say() -> None:
     assert (ROOT / "docs/weights.md").read_text() == page()
+
+
+def test_a_run_is_published_as_it_will_be_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, file = "softpp_nano.cifar10", tmp_path / "published.safetensors"
+    monkeypatch.setitem(PUBLISHED, name, file)
+    for i, label in enumerate(CLASSES):
+        for folder in TEST_SETS.values():
+            (tmp_path / folder / label).mkdir(parents=True)
+            Image.new("RGB", (32, 32), (25 * i, 128, 0)).save(tmp_path / folder / label / "0.png")
+    monkeypatch.setenv("SOFTMAXFREE_DATA", str(tmp_path))
+    model = timm.create_model("softpp_nano", num_classes=10)
+    torch.nn.init.zeros_(model.head.weight)
+    model.head.bias.data = torch.arange(10.0)  # says truck to everything
+    weights = {f"model.{key}": tensor for key, tensor in model.state_dict().items()}
+    checkpoint = {
+        "hyper_parameters": {"backbone": "softpp_nano"}, "state_dict": weights, "epoch": 2
+    }  # fmt: skip
+    torch.save(checkpoint, tmp_path / "last.ckpt")
+    (tmp_path / "run.json").write_text(json.dumps({"scores": {}}))
+    (tmp_path / "config.yaml").write_text("seed_everything: 7")
+    assert publish(tmp_path) == name
+    told = card(name)
+    assert (told["epochs"], told["seed"]) == (3, 7)
+    assert told["accuracy"] == {"all": 0.1, "half": 0.1}
+    assert told["sizes"] == {"48": 0.1, "64": 0.1}
+    with safe_open(file, framework="pt") as written:
+        assert torch.equal(written.get_tensor("head.bias"), torch.arange(10.0).half())
 
 
 def test_a_run_that_cannot_be_published_is_refused(tmp_path: Path) -> None:
