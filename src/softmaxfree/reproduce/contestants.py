@@ -118,6 +118,11 @@ CONTESTANTS: dict[str, Contestant] = {
         tokens=36,
         mlp_ratios=3.0,
     ),
+    "softx, what gained alone": _softpp(
+        attention_options={"gate": True, "value_conv_per_channel": True, "landmark_norm": False},
+        tokens=36,
+        mlp_ratios=3.0,
+    ),
 }
 """By what tables call them."""
 

@@ -120,7 +120,9 @@ EXPERIMENTS: dict[str, Experiment] = {
                 "softpp, gated",
                 "softpp, value kernels by channel",
                 "softpp, more tokens",
+                "softpp, plain bottleneck tokens",
                 "softx",
+                "softx, what gained alone",
             )
         ),
     ),
