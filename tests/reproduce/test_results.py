@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from softmaxfree.reproduce.command import claim_cells, judged, row
-from softmaxfree.reproduce.contestants import SEEDS, contestant_runs
+from softmaxfree.reproduce.contestants import contestant_runs
 from softmaxfree.reproduce.experiments import EXPERIMENTS
 from softmaxfree.reproduce.page import page_of
 
@@ -27,10 +27,11 @@ def test_verdicts_follow_from_the_records(name: str, monkeypatch: pytest.MonkeyP
     content = json.loads((RESULTS / f"{name}.json").read_text())
     rows = []
     for contestant in EXPERIMENTS[name].contestants:
-        for run in contestant_runs(contestant, Path("runs/reproduction"), RESULTS / "runs"):
+        folders = Path("runs/reproduction"), RESULTS / "runs"
+        for run in contestant_runs(contestant, *folders, seeds=EXPERIMENTS[name].seeds):
             run.refuse_another(run.told())
             rows.append(row(contestant, run))
-    assert len(rows) == len(SEEDS) * len(EXPERIMENTS[name].contestants)
+    assert len(rows) == len(EXPERIMENTS[name].seeds) * len(EXPERIMENTS[name].contestants)
     assert content["rows"] == rows
     claims = judged(EXPERIMENTS[name], rows)
     assert [claim_cells(claim) for claim in content["claims"]] == [*map(claim_cells, claims)]

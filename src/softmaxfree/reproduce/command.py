@@ -28,17 +28,26 @@ def run(
     threads: int,
     runs: Path,
     out: Path,
-    seeds: Sequence[int] = SEEDS,
+    seeds: Sequence[int] | None = None,
     arguments: Sequence[str] = (),
 ) -> None:
-    """Experiments one after the other; what has been trained before is not trained again."""
+    """Experiments one after the other; what has been trained before is not trained again.
+
+    Args:
+        names: Of `TITLES`.
+        workers, threads: Runs at a time, and threads of each.
+        runs, out: Folders of the runs and of their results.
+        seeds: Those of each experiment if not given.
+        arguments: Further ones of `softmaxfree fit`, the same for all runs.
+    """
     for name in names:
         if name in MEASURED:
             # The weights are needed, also where a record says what they scored.
-            train_all(measured_runs(runs, arguments, seeds), workers, threads, name)
-            measure(name, runs, out, seeds)
+            train_all(measured_runs(runs, arguments, seeds or SEEDS), workers, threads, name)
+            measure(name, runs, out, seeds or SEEDS)
         else:
-            reproduce(name, workers, threads, runs, out, seeds, arguments)
+            chosen = seeds or EXPERIMENTS[name].seeds
+            reproduce(name, workers, threads, runs, out, chosen, arguments)
 
 
 def measure(name: str, runs: Path, out: Path, seeds: Sequence[int]) -> None:

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from .contestants import SEEDS
+
 
 class Claim(NamedTuple):
     """One contestant scores higher than another."""
@@ -19,6 +21,7 @@ class Experiment(NamedTuple):
 
     title: str
     claims: tuple[Claim, ...]
+    seeds: tuple[int, ...] = SEEDS
 
     @property
     def contestants(self) -> list[str]:
@@ -125,6 +128,11 @@ EXPERIMENTS: dict[str, Experiment] = {
                 "softx, what gained alone",
             )
         ),
+    ),
+    "softx": Experiment(
+        "softx_nano, what gained alone together, on seeds that did not choose it",
+        (Claim("softx, what gained alone", "softpp", "not in it"),),
+        seeds=(3, 4, 5, 6, 7),
     ),
 }
 """By the names on the command line."""
