@@ -16,6 +16,7 @@ from ..helpers import relative_error
 SIZES = ["tiny", "small", "medium", "large"]
 FUDAN = [f"{size}_fudan" for size in [*SIZES, "huge"]]
 NAMES = [f"{a}_{s}" for a in ("soft", "softpp") for s in ["nano", *SIZES, *FUDAN, "vit_small"]]
+NAMES.append("softx_nano")
 
 
 def build(name: str = "softpp_nano", **arguments: object) -> nn.Module:
@@ -70,7 +71,9 @@ def test_released_models_invert_as_they_were_trained() -> None:
 
 
 @pytest.mark.parametrize("size", [(32, 32), (64, 64), (33, 47), (97, 31), (16, 200)], ids=str)
-@pytest.mark.parametrize("name", ["soft_nano", "softpp_nano", "softpp_tiny", "softpp_vit_small"])
+@pytest.mark.parametrize(
+    "name", ["soft_nano", "softpp_nano", "softx_nano", "softpp_tiny", "softpp_vit_small"]
+)
 def test_any_size(name: str, size: tuple[int, int]) -> None:
     model = build(name)
     with torch.no_grad():
@@ -115,6 +118,7 @@ def test_positions_are_resized() -> None:
         ("soft_nano", {"inverse": "damped"}),
         ("softpp_nano", {"inverse": "backtrack", "stage4": "softmax"}),
         ("softpp_nano", {"tokens": 16, "sampler": "random"}),
+        ("softx_nano", {}),
         ("softpp_vit_small", {"depth": 3}),
     ],
     ids=str,
@@ -122,7 +126,9 @@ def test_positions_are_resized() -> None:
 def test_an_image_gives_the_same_alone_and_in_any_batch(
     name: str, arguments: dict[str, object]
 ) -> None:
-    for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-12)):
+    # Bottleneck tokens without a LayerNorm lie closer together, which costs a digit.
+    rounding = 1e-4 if name == "softx_nano" else 1e-5
+    for dtype, tolerance in ((torch.float32, rounding), (torch.float64, 1e-12)):
         model = build(name, dtype=dtype, **arguments)
         x = images(4, 3, 64, 64, dtype=dtype)
         x[1] = 1.0  # a constant image

@@ -116,6 +116,7 @@ def _train_in_parallel(rank: int, store: str, name: str, arguments: dict[str, ob
     [
         ("softpp_nano", {}),
         ("softpp_nano", {"global_pool": "avg"}),
+        ("softx_nano", {}),
         ("soft_vit_small", {"depth": 2}),
     ],
     ids=str,

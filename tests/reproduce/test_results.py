@@ -4,14 +4,30 @@ import json
 from pathlib import Path
 
 import pytest
+import timm
+import torch
 
+from softmaxfree.models.cost import cost
 from softmaxfree.reproduce.command import claim_cells, judged, row
-from softmaxfree.reproduce.contestants import contestant_runs
+from softmaxfree.reproduce.contestants import CLASSES, CONTESTANTS, SIDE, contestant_runs
 from softmaxfree.reproduce.experiments import EXPERIMENTS
 from softmaxfree.reproduce.page import page_of
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results/reproduction"
+
+
+def test_softx_nano_is_what_beat_softpp_at_equal_cost() -> None:
+    softx = timm.create_model("softx_nano", num_classes=CLASSES)
+    contestant = CONTESTANTS["softx, what gained alone"].build()
+    contestant.load_state_dict(softx.state_dict())
+    images = torch.randn(2, 3, SIDE, SIDE)
+    assert torch.equal(softx.eval()(images), contestant.eval()(images))
+    ours, papers = (cost(CONTESTANTS[name].build(), 3, SIDE, SIDE) for name in (
+        "softx, what gained alone", "softpp"
+    ))  # fmt: skip
+    assert ours.parameters < papers.parameters
+    assert ours.multiply_adds == pytest.approx(papers.multiply_adds, rel=0.01)
 
 
 def test_the_page_is_what_the_results_say() -> None:

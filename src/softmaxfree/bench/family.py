@@ -47,7 +47,8 @@ tiny: the table's depths (2, 2, 5, 2) make 14.9 M. The 13 M and 1.9 G of the pap
 fudan: as the authors' code builds them, with softmax in stage 4. Their README's 24 M and 3.3 G
   for small are of depths (1, 3, 7, 4), which the code does not build. The paper has no others.
 sampler, tokens: the paper's ablations, on the released tiny.
-nano, vit: have no figures in the paper. nano is measured at 32 x 32.
+nano, vit: have no figures in the paper. nano is measured at 32 x 32. softx is not in it: SOFT++
+  with what gained at equal cost.
 SOFT and SOFT++ differ in nothing that is counted here but the inverse of the fudan models."""
 
 
