@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from PIL import Image
 from softmaxfree.bench.runs import run as put_side_by_side
 from softmaxfree.tasks.predict import Classifier, read_run_checkpoint
 from softmaxfree.tasks.predict import run as predict
+from softmaxfree.training.checkpoint import SIGNALS
 from softmaxfree.training.command import folder_of_run, run
 from softmaxfree.training.log import LineLogger, read_metrics
 
@@ -179,6 +181,13 @@ def test_a_folder_with_a_run_in_it_is_not_written_over(fit: Fit) -> None:
         fit()
 
 
+def test_a_run_gives_signals_back(fit: Fit) -> None:
+    """To whom they were before: a handler of Lightning's that stays would keep all of the run."""
+    before = [signal.getsignal(number) for number in SIGNALS]
+    fit()
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
 def test_folders_are_numbered_when_none_is_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,6 +199,7 @@ def test_folders_are_numbered_when_none_is_given(
         data=Namespace(init_args=Namespace(name="torch/cifar10")),
     )
     monkeypatch.setenv("SOFTMAXFREE_RUN", "")
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
     for expected in ("runs/softpp_nano-cifar10", "runs/softpp_nano-cifar10-2"):
         folder = folder_of_run(given)
         assert str(folder) == expected

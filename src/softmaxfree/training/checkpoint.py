@@ -77,8 +77,8 @@ class RunCheckpoint(Checkpoint):
             raise KeyboardInterrupt
         self.received = signal.Signals(number)
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._release()
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._release()  # before Lightning gives back its own: it would stay, and its trainer
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: Any) -> None:
         self._release()
