@@ -20,6 +20,7 @@ from softmaxfree.training.command import folder_of_run, run
 from softmaxfree.training.log import LineLogger, read_metrics
 
 from ..data.folders import write_digits
+from ..test_cli import softmaxfree as in_this_process
 from .conftest import Fit, equal, softmaxfree, weights
 
 
@@ -280,19 +281,21 @@ def test_what_is_wrong_stops_at_once_with_one_sentence(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.slow
-def test_the_command_line_refuses_what_it_does_not_know(small: Path, tmp_path: Path) -> None:
-    done = softmaxfree("fit", "--config", small, "--model.learning_rate", "1", cwd=tmp_path)
+def test_the_command_line_refuses_what_it_does_not_know(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = in_this_process("fit", "--config", str(small), "--model.learning_rate", "1")
     assert done.returncode == 2
     assert "learning_rate" in done.stderr
     assert "Traceback" not in done.stderr
-    done = softmaxfree("validate", cwd=tmp_path)
+    done = in_this_process("validate")
     assert done.returncode == 1
     assert done.stderr == (
         "softmaxfree: error: validate needs something to score: "
         "give --ckpt_path FILE, or --config FILE\n"
     )
-    done = softmaxfree("fit", "--help", cwd=tmp_path)
+    done = in_this_process("fit", "--help")
     assert done.returncode == 0
     assert "\n  softmaxfree fit --config recipes/cifar10/softpp_nano.yaml" in done.stdout
     assert "--weights_only" not in done.stdout  # which is not for the user to turn off
