@@ -404,7 +404,7 @@ FAMILY: dict[str, dict[str, Any]] = {
 
 PUBLISHED: dict[str, Path] = {
     name: Path(__file__).parents[1] / "weights" / f"{name}.safetensors"
-    for name in ("soft_nano.cifar10", "softpp_nano.cifar10")
+    for name in ("soft_nano.cifar10", "softpp_nano.cifar10", "softx_nano.cifar10")
 }
 """Names with weights that come with the package, and their files; docs/weights.md has the cards."""
 
