@@ -9,7 +9,7 @@ import torch
 
 from softmaxfree.models.cost import cost
 from softmaxfree.reproduce.command import claim_cells, judged, row
-from softmaxfree.reproduce.contestants import CLASSES, CONTESTANTS, SIDE, contestant_runs
+from softmaxfree.reproduce.contestants import CLASSES, CONTESTANTS, SEEDS, SIDE, contestant_runs
 from softmaxfree.reproduce.experiments import EXPERIMENTS
 from softmaxfree.reproduce.page import page_of
 
@@ -43,11 +43,10 @@ def test_verdicts_follow_from_the_records(name: str, monkeypatch: pytest.MonkeyP
     content = json.loads((RESULTS / f"{name}.json").read_text())
     rows = []
     for contestant in EXPERIMENTS[name].contestants:
-        folders = Path("runs/reproduction"), RESULTS / "runs"
-        for run in contestant_runs(contestant, *folders, seeds=EXPERIMENTS[name].seeds):
+        for run in contestant_runs(contestant, Path("runs/reproduction"), RESULTS / "runs"):
             run.refuse_another(run.told())
             rows.append(row(contestant, run))
-    assert len(rows) == len(EXPERIMENTS[name].seeds) * len(EXPERIMENTS[name].contestants)
+    assert len(rows) == len(SEEDS) * len(EXPERIMENTS[name].contestants)
     assert content["rows"] == rows
     claims = judged(EXPERIMENTS[name], rows)
     assert [claim_cells(claim) for claim in content["claims"]] == [*map(claim_cells, claims)]

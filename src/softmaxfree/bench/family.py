@@ -48,7 +48,7 @@ fudan: as the authors' code builds them, with softmax in stage 4. Their README's
   for small are of depths (1, 3, 7, 4), which the code does not build. The paper has no others.
 sampler, tokens: the paper's ablations, on the released tiny.
 nano, vit: have no figures in the paper. nano is measured at 32 x 32. softx is not in it: SOFT++
-  with what gained at equal cost.
+  with what gained in short runs at equal cost.
 SOFT and SOFT++ differ in nothing that is counted here but the inverse of the fudan models."""
 
 

@@ -28,26 +28,17 @@ def run(
     threads: int,
     runs: Path,
     out: Path,
-    seeds: Sequence[int] | None = None,
+    seeds: Sequence[int] = SEEDS,
     arguments: Sequence[str] = (),
 ) -> None:
-    """Experiments one after the other; what has been trained before is not trained again.
-
-    Args:
-        names: Of `TITLES`.
-        workers, threads: Runs at a time, and threads of each.
-        runs, out: Folders of the runs and of their results.
-        seeds: Those of each experiment if not given.
-        arguments: Further ones of `softmaxfree fit`, the same for all runs.
-    """
+    """Experiments one after the other; what has been trained before is not trained again."""
     for name in names:
         if name in MEASURED:
             # The weights are needed, also where a record says what they scored.
-            train_all(measured_runs(runs, arguments, seeds or SEEDS), workers, threads, name)
-            measure(name, runs, out, seeds or SEEDS)
+            train_all(measured_runs(runs, arguments, seeds), workers, threads, name)
+            measure(name, runs, out, seeds)
         else:
-            chosen = seeds or EXPERIMENTS[name].seeds
-            reproduce(name, workers, threads, runs, out, chosen, arguments)
+            reproduce(name, workers, threads, runs, out, seeds, arguments)
 
 
 def measure(name: str, runs: Path, out: Path, seeds: Sequence[int]) -> None:

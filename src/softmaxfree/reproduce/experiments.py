@@ -2,8 +2,6 @@
 
 from typing import NamedTuple
 
-from .contestants import SEEDS
-
 
 class Claim(NamedTuple):
     """One contestant scores higher than another."""
@@ -21,7 +19,6 @@ class Experiment(NamedTuple):
 
     title: str
     claims: tuple[Claim, ...]
-    seeds: tuple[int, ...] = SEEDS
 
     @property
     def contestants(self) -> list[str]:
@@ -128,11 +125,6 @@ EXPERIMENTS: dict[str, Experiment] = {
                 "softx, what gained alone",
             )
         ),
-    ),
-    "softx": Experiment(
-        "softx_nano, what gained alone together, on seeds that did not choose it",
-        (Claim("softx, what gained alone", "softpp", "not in it"),),
-        seeds=(3, 4, 5, 6, 7),
     ),
 }
 """By the names on the command line."""
