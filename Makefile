@@ -22,7 +22,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "softmaxfree needs Python 3.11 or later; call make with PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 data: $(if $(DATA),$(DATA)/.unpacked)
@@ -44,7 +44,7 @@ setup-mindspore: $(MINDSPORE)/.installed
 
 $(MINDSPORE)/.installed: mindspore/pyproject.toml mindspore/constraints.txt
 	$(PYTHON) -m venv $(MINDSPORE)
-	$(MINDSPORE)/bin/python -m pip install --quiet --no-compile --constraint mindspore/constraints.txt --editable './mindspore[dev]'
+	$(MINDSPORE)/bin/python -m pip install --quiet --constraint mindspore/constraints.txt --editable './mindspore[dev]'
 	@touch $@
 
 test-mindspore: setup setup-mindspore ## the tests of mindspore/, in an environment of its own
