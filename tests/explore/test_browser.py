@@ -44,7 +44,7 @@ def test_a_visit(page: Any, url: str, tmp_path: Path) -> None:
     # A click on a patch: another row in both models.
     caption = page.locator("#left-caption")
     assert "Layer 1 of 5, head 1 of 2" in caption.inner_text()
-    changes(page, "left-heat", lambda: click(page, 0.7, 0.3))
+    changes(page, "right-heat", lambda: click(page, 0.7, 0.3))
     first = page.locator("#right-heat img").get_attribute("src")
 
     # Clicks that come before the answer: the last one counts.

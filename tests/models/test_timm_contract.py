@@ -16,7 +16,7 @@ import timm
 
 NAMES = os.environ.get(
     "SOFTMAXFREE_TIMM_NAMES",
-    "soft_nano softx_nano softpp_tiny soft_tiny_fudan softpp_tiny_fudan softpp_vit_small",
+    "soft_nano softx_nano softpp_tiny_fudan softpp_vit_small",
 ).split()
 """Set the variable to other names, or to `soft*` for all, to run the tests on those."""
 

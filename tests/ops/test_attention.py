@@ -381,7 +381,7 @@ def test_vmap_and_grad_of_torch_func() -> None:
     assert relative_error(hessian @ bump.flatten(), change.flatten()) < 1e-4
 
 
-@pytest.mark.parametrize("method", ["auto", "rescaled", "newton", "exact"])
+@pytest.mark.parametrize("method", ["auto"])  # test_inverse.py compiles every one by itself
 def test_compiles_without_breaks(method: str) -> None:
     """In one graph, forward and backward, with lengths that vary."""
 
