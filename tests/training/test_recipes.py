@@ -92,7 +92,7 @@ def test_one_step_and_one_evaluation_of_recipes_of_detection(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """At reduced size and depth; two images in training. Larger ones differ in the backbone alone."""
+    """At reduced size and depth, two images in training; larger ones differ in the backbone."""
     data = {"bccd": "bccd", "digit_scenes": ""}.get(recipe.stem, "coco_tiny")
     real = Path(os.environ.get("SOFTMAXFREE_DATA", "")) / data
     if not real.is_dir():
