@@ -116,7 +116,8 @@ def build(view: View) -> Any:
             "show_progress": "hidden",
         }
         clicks = [picture.select for picture in (patch, left.heat, right.heat)]
-        gr.on(clicks, take_click, None, place, **taking)
+        # One at a time: of two that are taken at once the first could be told last.
+        gr.on(clicks, take_click, None, place, concurrency_limit=1, **taking)
         upload.upload(take_upload, [upload, photo], [photo, message], **taking)
         examples.select(take_example, None, [photo, message], **taking)
 
