@@ -37,7 +37,7 @@ demo: setup ## train SOFT++ on handwritten digits, score it, say how to predict 
 test: setup data ## all tests, on all cores; those of the compiled code too
 	$(BIN)/python -m pytest -q -n auto --dist worksteal
 ifneq ($(shell command -v g++),)
-	SOFTMAXFREE_NATIVE=1 XDG_CACHE_HOME=$(CURDIR)/.pytest_cache $(BIN)/python -m pytest -q -n auto --dist worksteal -m 'not slow' tests/ops $(wildcard tests/layers/test_a*.py tests/layers/test_mlp.py)
+	SOFTMAXFREE_NATIVE=1 XDG_CACHE_HOME=$(CURDIR)/.pytest_cache $(BIN)/python -m pytest -q -n auto --dist worksteal -m 'not slow' tests/ops tests/layers/test_attention_layer.py tests/layers/test_activations.py tests/layers/test_mlp.py
 endif
 
 setup-mindspore: $(MINDSPORE)/.installed
