@@ -74,7 +74,7 @@ def test_what_a_benchmark_cannot_do_is_said_before_the_work_starts(tmp_path: Pat
     for words, message in (
         (("--contestants", "[nope]"), "unknown contestant 'nope'; choose among soft, softpp"),
         (("--against", "nowhere.json"), "nowhere.json"),
-        (("--modules", "[no_such_module]"), "No module named 'no_such_module'"),
+        (("--modules", "[no_such_module]"), "there is no module no_such_module"),
     ):
         done = softmaxfree("bench", "attention", "--out", str(tmp_path), *words)
         assert done.returncode == 1

@@ -13,6 +13,8 @@ import softmaxfree
 
 SOURCE = Path(softmaxfree.__file__).parent
 ORDER = [
+    "threads",
+    "errors",
     "files",
     "modules",
     "environment",

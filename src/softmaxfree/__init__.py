@@ -1,5 +1,10 @@
 """Softmax-free linear transformers: SOFT and SOFT++."""
 
+from .threads import choose_waiting, started_as_command
+
+if started_as_command():
+    choose_waiting()  # OpenMP reads this when the imports below load torch
+
 from .analysis import attention_rows, diagnose, recorded_attention
 from .layers import MultiHeadAttention, SoftmaxFreeAttention, register_attention
 from .models import SoftmaxFreeTransformer, SoftmaxFreeViT, replace_attention, tie_qk

@@ -1,11 +1,14 @@
 """The command line: `softmaxfree COMMAND ...`; each command imports what it needs when it runs."""
 
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any, Literal
 
 from jsonargparse import ArgumentParser, auto_cli
 
+from .errors import UserError
 from .modules import MODULES, Names, import_modules, listed, needs
 
 
@@ -184,7 +187,7 @@ def bench_lra(
 
     _check_machine(threads)
     if workers < 1:
-        raise ValueError(f"--workers must be at least 1, got {workers}")
+        raise UserError(f"--workers must be at least 1, got {workers}")
     default = ["listops", "text", "image"] if short else ["listops", "text", "retrieval", "image"]
     names = ["softpp", "soft", "softmax", "linformer", "performer", "nystromformer", "reformer"]
     run(
@@ -250,7 +253,7 @@ def bench_training(
         run_steps(threads, out, listed(modules), against)
         return
     if against is not None:
-        raise ValueError("--against compares measured steps; leave it out of a calculation")
+        raise UserError("--against compares measured steps; leave it out of a calculation")
     from .bench.training import run as calculate
 
     calculate(out)
@@ -284,7 +287,11 @@ def doctor(out: Path | None = None) -> None:
     from .doctor import run
 
     if not run(out):
-        raise RuntimeError("the self-test failed: results on this machine are not to be trusted")
+        print(
+            "softmaxfree: the self-test failed: do not trust results on this machine",
+            file=sys.stderr,
+        )
+        raise SystemExit(1)
 
 
 def models(out: Path | None = None) -> None:
@@ -544,9 +551,9 @@ def _check_machine(threads: int | None, device: str = "cpu") -> None:
     import torch
 
     if threads is not None and threads < 1:
-        raise ValueError(f"--threads must be at least 1, got {threads}")
+        raise UserError(f"--threads must be at least 1, got {threads}")
     if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda was given, but torch finds no GPU; use --device cpu")
+        raise UserError("--device cuda was given, but torch finds no GPU; use --device cpu")
 
 
 COMMANDS: dict[str, Any] = {
@@ -657,12 +664,12 @@ def _reproduce(arguments: list[str]) -> None:
     )
     given = parser.parse_args(arguments[1:])
     if unknown := [name for name in given.names if name not in TITLES]:
-        raise ValueError(f"there is no experiment {unknown[0]!r}; choose among {', '.join(TITLES)}")
+        raise UserError(f"there is no experiment {unknown[0]!r}; choose among {', '.join(TITLES)}")
     if (given.all and given.names) or not (given.all or given.names or given.page):
-        raise ValueError("name experiments, or give --all; --help lists them")
+        raise UserError("name experiments, or give --all; --help lists them")
     _check_machine(given.threads)
     if given.workers < 1:
-        raise ValueError(f"--workers must be at least 1, got {given.workers}")
+        raise UserError(f"--workers must be at least 1, got {given.workers}")
     names = [*TITLES] if given.all else given.names
     run(names, given.workers, given.threads, given.runs, given.out)
     if given.page:
@@ -681,28 +688,49 @@ PARSERS = {
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs a command; an error is one line, with its traceback where --traceback is given."""
+    """Runs a command. A mistake of the user's is one line, a bug keeps its traceback."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     traceback = "--traceback" in arguments
     arguments = [word for word in arguments if word != "--traceback"]
     try:
-        if arguments and arguments[0] in PARSERS:
-            PARSERS[arguments[0]](arguments)
-            return
-        auto_cli(
-            COMMANDS,
-            args=arguments or ["--help"],
-            prog="softmaxfree",
-            description="Softmax-free linear transformers: SOFT and SOFT++. "
-            "Add --traceback to any command to see where an error comes from.",
-        )
-    except (ValueError, OSError, RuntimeError, ModuleNotFoundError) as error:
+        try:
+            _run(arguments)
+        finally:
+            sys.stdout.flush()
+    except UserError as error:
         if traceback:
             raise
         print(f"softmaxfree: error: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
+        raise SystemExit(error.exit_code) from None
     except KeyboardInterrupt:
-        raise SystemExit(130) from None
+        raise SystemExit(128 + signal.SIGINT) from None
+    except BrokenPipeError:
+        if not _reader_has_left():
+            raise
+        raise SystemExit(128 + signal.SIGPIPE) from None
+
+
+def _run(arguments: list[str]) -> None:
+    if arguments and arguments[0] in PARSERS:
+        PARSERS[arguments[0]](arguments)
+        return
+    auto_cli(
+        COMMANDS,
+        args=arguments or ["--help"],
+        prog="softmaxfree",
+        description="Softmax-free linear transformers: SOFT and SOFT++. "
+        "Add --traceback to any command to see where an error comes from.",
+    )
+
+
+def _reader_has_left() -> bool:
+    """Whether standard output is a pipe that nobody reads any more, as in `... | head`."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's last flush
+        return True
+    return False
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import timm
 import torch
 from torch import Tensor
 
+from .errors import UserError
 from .files import write_atomically
 from .models.backbone import Backbone
 from .models.checkpoints import read_checkpoint
@@ -33,7 +34,7 @@ def export_checked(
     names = timm.list_models("soft*")
     if name not in names:
         close = difflib.get_close_matches(name, names) or ["softpp_tiny"]
-        raise ValueError(
+        raise UserError(
             f"there is no backbone {name!r}; did you mean {' or '.join(close)}? "
             "`softmaxfree models` lists them"
         )
@@ -60,7 +61,7 @@ def export(model: Backbone, path: Path, size: Size) -> None:
         size: (height, width) of the image that the model is traced with.
     """
     if path.suffix not in (".onnx", ".pt2"):
-        raise ValueError(f"the exported file must end in .onnx or .pt2, got {path}")
+        raise UserError(f"the exported file must end in .onnx or .pt2, got {path}")
     if path.suffix == ".onnx":
         _need_onnx()
         _refuse_what_onnx_lacks(model)
@@ -116,7 +117,7 @@ def open_exported(path: Path) -> Callable[[Tensor], Tensor]:
 def _need_onnx() -> None:
     for package in ("onnx", "onnxscript", "onnxruntime"):
         if find_spec(package) is None:
-            raise ModuleNotFoundError(
+            raise UserError(
                 f"ONNX needs {package}; install it with: pip install 'softmaxfree[export]'"
             )
 
@@ -125,7 +126,7 @@ def _refuse_what_onnx_lacks(model: Backbone) -> None:
     for module in model.modules():
         method: Any = getattr(module, "inverse", None)
         if method in ("cholesky", "exact"):
-            raise ValueError(
+            raise UserError(
                 f"ONNX has no operator for inverse={method!r}; build the model with "
                 "inverse='auto', which gives the same by products alone"
             )

@@ -7,24 +7,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from .errors import UserError, user_file
+
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     """A file to write to, in place of the old one once it is whole and on the disk."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=_prefix(path))
-    try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with user_file(path, "write"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=_prefix(path))
+        try:
+            with os.fdopen(handle, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            umask = os.umask(0)
+            os.umask(umask)
+            os.chmod(name, 0o666 & ~umask)
+            os.replace(name, path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -49,4 +52,4 @@ def recipe(name: str) -> Path:
     for folder in (here / "recipes", here.parents[1] / "recipes"):
         if (folder / name).is_file():
             return folder / name
-    raise ValueError(f"there is no recipe {name}")
+    raise UserError(f"there is no recipe {name}")

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from .errors import UserError
+
 MODULES = "Python modules to import first, which register attentions of your own."
 Names = list[str] | str | None
 """As given on the command line: [one,two], or one alone."""
@@ -20,7 +22,14 @@ def import_modules(names: Names) -> None:
     if names and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     for name in listed(names):
-        importlib.import_module(name)
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                raise  # the module is there, and imports one that is not
+            raise UserError(
+                f"there is no module {name}, neither here nor installed; check --modules"
+            ) from error
 
 
 @contextmanager
@@ -29,8 +38,6 @@ def needs(extra: str, what: str = "this") -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        if error.name is None:  # said already, by one inside of this
-            raise
-        raise ModuleNotFoundError(
+        raise UserError(
             f"{what} needs {error.name}; install it with: pip install 'softmaxfree[{extra}]'"
         ) from error

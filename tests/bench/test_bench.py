@@ -21,6 +21,7 @@ from softmaxfree.bench.contestants import CPU, OPERATIONS, PACKAGES, VARIANTS, C
 from softmaxfree.bench.measure import Timing, exponent, in_fresh_process, time_interleaved
 from softmaxfree.bench.paper import complexity
 from softmaxfree.bench.results import compare, comparison, read, result, table
+from softmaxfree.errors import UserError
 from softmaxfree.files import write_atomically
 from softmaxfree.layers.table import ATTENTIONS
 from softmaxfree.models.cost import cost
@@ -94,7 +95,7 @@ def test_unknown_and_missing_contestants_are_named(monkeypatch: pytest.MonkeyPat
     with pytest.raises(ValueError, match="unknown contestant 'nope'; choose among soft, softpp"):
         contestants.find("nope")
     monkeypatch.setitem(sys.modules, "linformer", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'softmaxfree\[peers\]'"):
+    with pytest.raises(UserError, match=r"pip install 'softmaxfree\[peers\]'"):
         contestants.find("linformer_package")
 
 

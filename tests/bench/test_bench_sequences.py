@@ -2,6 +2,7 @@
 
 import csv
 import json
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import yaml
 from softmaxfree.bench import lra, sequences, trained
 from softmaxfree.bench.trained import TrainedRun
 from softmaxfree.cli import main
+from softmaxfree.errors import UserError
 
 from .test_bench import keep_threads  # noqa: F401
 
@@ -95,16 +97,16 @@ def test_a_table_of_runs_goes_on_where_it_was(
 def test_a_run_that_a_signal_has_ended_is_not_taken_for_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It saves its state and ends without an error, but has no scores."""
+    """It has saved its state, but has no scores."""
     run = TrainedRun(tmp_path / "run", ())
 
     def stopped(*_: Any, **__: Any) -> SimpleNamespace:
         run.folder.mkdir()
         (run.folder / "run.json").write_text('{"command": "softmaxfree fit"}')
-        return SimpleNamespace(returncode=0)
+        return SimpleNamespace(returncode=128 + signal.SIGTERM)
 
     monkeypatch.setattr(trained.subprocess, "run", stopped)
-    with pytest.raises(RuntimeError, match="was stopped before its end: the same command goes on"):
+    with pytest.raises(UserError, match="was stopped before its end: the same command goes on"):
         run.train(1)
 
 

@@ -19,6 +19,7 @@ from softmaxfree.data.coco import CocoScenes
 from softmaxfree.data.digit_scenes import DigitScenes
 from softmaxfree.data.scenes import Scenes, open_scenes
 from softmaxfree.data.sources import Digits
+from softmaxfree.errors import UserError
 
 
 def test_digit_scenes_are_images_with_boxes_around_masks() -> None:
@@ -427,7 +428,7 @@ def test_it_is_said_how_to_install_pycocotools(
 ) -> None:
     write_coco(tmp_path, {})
     monkeypatch.setitem(sys.modules, "pycocotools", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'softmaxfree\[detection\]'"):
+    with pytest.raises(UserError, match=r"pip install 'softmaxfree\[detection\]'"):
         open_scenes("coco", str(tmp_path), "val2017")
 
 

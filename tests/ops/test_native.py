@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from softmaxfree import SoftmaxFreeAttention, pinv, softmax_free_attention
+from softmaxfree.errors import UserError
 from softmaxfree.layers.multihead import ValueConv
 from softmaxfree.ops import native
 from softmaxfree.ops.kernel import kernel_matrix
@@ -240,10 +241,10 @@ def test_without_a_compiler_there_is_a_sentence(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(RuntimeError, match="no C\\+\\+ compiler found: install g\\+\\+"):
+    with pytest.raises(UserError, match="no C\\+\\+ compiler found: install g\\+\\+"):
         native.build()
     monkeypatch.setenv("CXX", "/bin/false")
-    with pytest.raises(RuntimeError, match="could not compile"):
+    with pytest.raises(UserError, match="could not compile"):
         native.build()
     assert not native.path().exists()
     assert not list(native.path().parent.iterdir())

@@ -13,6 +13,7 @@ from jsonargparse import Namespace
 from PIL import Image
 
 from softmaxfree.bench.runs import run as put_side_by_side
+from softmaxfree.errors import DivergedError, UserError
 from softmaxfree.tasks.predict import Classifier, read_run_checkpoint
 from softmaxfree.tasks.predict import run as predict
 from softmaxfree.training.checkpoint import SIGNALS
@@ -213,7 +214,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(
     fit: Fit, tmp_path: Path
 ) -> None:
     write_digits(tmp_path / "numbers", train=40, val=20)
-    with pytest.raises(RuntimeError, match=r"the loss is (nan|inf) at step [12]") as caught:
+    with pytest.raises(DivergedError, match=r"the loss is (nan|inf) at step [12]") as caught:
         fit(
             "--data.name=", "--data.root=numbers", "--data.val_split=val", "--data.batch_size=8",
             "--model.optimizer=sgd", "--model.lr=1e30", "--model.warmup_epochs=0",
@@ -237,9 +238,31 @@ def test_weights_that_are_not_finite_are_never_saved(
             next(task.model.parameters()).data.fill_(float("nan"))
 
     monkeypatch.setattr(Classification, "on_train_batch_end", poison)
-    with pytest.raises(RuntimeError, match=r"no longer finite after step 3"):
+    with pytest.raises(DivergedError, match=r"no longer finite after step 3"):
         fit("--save_every=1")
     assert all(tensor.isfinite().all() for tensor in weights(Path("run/last.ckpt")).values())
+
+
+def test_a_bug_in_a_run_leaves_its_traceback_in_the_folder(
+    fit: Fit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from softmaxfree.tasks import Classification
+
+    def broken(task: Classification, *_: object) -> None:
+        raise ValueError("a bug of ours, an hour into training")
+
+    monkeypatch.setattr(Classification, "on_train_batch_end", broken)
+    with pytest.raises(ValueError, match="an hour into training"):
+        fit()
+    left = Path("run/traceback.txt").read_text()
+    assert left.startswith("Traceback (most recent call last)")
+    assert "ValueError: a bug of ours, an hour into training" in left
+
+
+def test_a_mistake_in_a_run_leaves_no_traceback(fit: Fit) -> None:
+    with pytest.raises(UserError, match="--save_every must be at least 1, got 0"):
+        fit("--save_every=0")
+    assert not Path("run/traceback.txt").exists()
 
 
 def test_broken_images_are_reported_at_the_end(

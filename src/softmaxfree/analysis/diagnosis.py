@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..errors import UserError
 from ..layers.attention import SoftmaxFreeAttention
 from ..models.backbone import Backbone, PositionEmbedding, pair
 from ..ops.checks import check_floating, shape
@@ -135,9 +136,9 @@ def diagnose(
     """
     check_floating(images=images)
     if images.ndim != 4 or images.numel() == 0:
-        raise ValueError(f"images must be (B, channels, H, W), got shape {shape(images)}")
+        raise UserError(f"images must be (B, channels, H, W), got shape {shape(images)}")
     if not any(isinstance(module, SoftmaxFreeAttention) for module in model.modules()):
-        raise ValueError(
+        raise UserError(
             f"{type(model).__name__} has no softmax-free attention to diagnose; pass a model with "
             "SOFT or SOFT++"
         )

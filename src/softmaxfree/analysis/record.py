@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..errors import UserError
 from ..layers.attention import SoftmaxFreeAttention
 from ..layers.multihead import Layout, MultiHeadAttention
 from ..layers.samplers import Size
@@ -41,7 +42,7 @@ class AttentionRecord:
     def factors(self) -> Factors:
         """P, A, D and the inverse; of SOFT and SOFT++ only."""
         if not isinstance(self.attention, SoftmaxFreeAttention):
-            raise ValueError(
+            raise UserError(
                 f"layer {self.name!r} is {type(self.attention).__name__}, without the factors P, A "
                 "and D; SOFT and SOFT++ have them"
             )
@@ -62,11 +63,11 @@ class AttentionRecord:
         count, heads = self.q.shape[-2], self.q.shape[1]
         for query in queries:
             if not 0 <= query < count:
-                raise ValueError(
+                raise UserError(
                     f"queries of layer {self.name!r} must be from 0 to {count - 1}, got {query}"
                 )
         if head is not None and not 0 <= head < heads:
-            raise ValueError(
+            raise UserError(
                 f"head of layer {self.name!r} must be from 0 to {heads - 1}, got {head}"
             )
         if isinstance(self.attention, SoftmaxFreeAttention):
@@ -97,7 +98,7 @@ class AttentionRecord:
         """The number of the query at a place of the grid, such as (row, column)."""
         size = self.layout.size
         if len(place) != len(size) or any(not 0 <= i < side for i, side in zip(place, size)):
-            raise ValueError(
+            raise UserError(
                 f"query of layer {self.name!r} must be on its grid of {by(size)} tokens, counted "
                 f"from 0, got {place}"
             )
@@ -109,7 +110,7 @@ class AttentionRecord:
     def token_at(self, *fractions: float) -> int:
         """The number of the query at a place of the image, (0, 0) to (1, 1), the height first."""
         if any(not 0 <= fraction <= 1 for fraction in fractions):
-            raise ValueError(f"a place of the image must be between 0 and 1, got {fractions}")
+            raise UserError(f"a place of the image must be between 0 and 1, got {fractions}")
         sides = self.layout.size
         return self.token(*(min(int(f * side), side - 1) for f, side in zip(fractions, sides)))
 
@@ -121,7 +122,7 @@ class AttentionRecord:
 
     def _check_mode(self) -> None:
         if self.training or self.attention.training:
-            raise ValueError(
+            raise UserError(
                 f"layer {self.name!r} is in training mode, or was when it was recorded, and may "
                 "draw at random; call model.eval() before"
             )

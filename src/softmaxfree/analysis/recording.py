@@ -8,6 +8,7 @@ from threading import Lock
 import torch
 from torch import Tensor, nn
 
+from ..errors import UserError
 from ..layers.multihead import Layout, MultiHeadAttention
 from .record import AttentionRecord
 
@@ -36,7 +37,7 @@ def recorded_attention(model: nn.Module) -> Iterator[dict[str, AttentionRecord]]
         if isinstance(module, MultiHeadAttention)
     }
     if not names:
-        raise ValueError(
+        raise UserError(
             f"{type(model).__name__} has no attention of this package; put one in with "
             "softmaxfree.replace_attention"
         )

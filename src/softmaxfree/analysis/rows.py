@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from ..errors import UserError
 from ..ops.checks import check_floating, shape
 from .record import AttentionRecord
 from .recording import evaluating, recorded_attention
@@ -39,7 +40,7 @@ def attention_rows(
     check_floating(image=image)
     batch = image.unsqueeze(0) if image.ndim == 3 else image
     if batch.ndim != 4 or len(batch) != 1:
-        raise ValueError(f"image must be one image (channels, H, W), got shape {shape(image)}")
+        raise UserError(f"image must be one image (channels, H, W), got shape {shape(image)}")
     with evaluating(model):
         with recorded_attention(model) as layers:
             model(batch)
@@ -52,14 +53,14 @@ def attention_rows(
 def chosen_layer(layers: dict[str, AttentionRecord], layer: int | str) -> AttentionRecord:
     """A layer of what `recorded_attention` gave, by its name or its number."""
     if not layers:
-        raise ValueError("no attention has run; pass the model as it is, not compiled or wrapped")
+        raise UserError("no attention has run; pass the model as it is, not compiled or wrapped")
     if isinstance(layer, str):
         if layer not in layers:
-            raise ValueError(f"there is no layer {layer!r}; choose one of {', '.join(layers)}")
+            raise UserError(f"there is no layer {layer!r}; choose one of {', '.join(layers)}")
         return layers[layer]
     count = len(layers)
     if not -count <= layer < count:
-        raise ValueError(
+        raise UserError(
             f"layer must be a name or a number from {-count} to {count - 1}, got {layer}"
         )
     return list(layers.values())[layer]

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..errors import UserError
 from ..layers.multihead import Layout
 from ..layers.softmax import SoftmaxAttention
 from ..layers.table import ATTENTIONS, build_attention
@@ -396,12 +397,12 @@ def find(name: str) -> Contestant:
         return VARIANTS[name]
     if name not in PACKAGES:
         known = ", ".join([*ATTENTIONS, *VARIANTS, *PACKAGES, *OPERATIONS])
-        raise ValueError(f"unknown contestant {name!r}; choose among {known}")
+        raise UserError(f"unknown contestant {name!r}; choose among {known}")
     contestant = PACKAGES[name]
     try:
         _imported(str(contestant.package))
     except ModuleNotFoundError:
-        raise ModuleNotFoundError(
+        raise UserError(
             f"{contestant.title} is not installed; install it with: "
             "pip install 'softmaxfree[peers]'"
         ) from None

@@ -10,6 +10,7 @@ import yaml
 
 from ..data.sequences import open_sequences
 from ..environment import command_line
+from ..errors import UserError
 from ..files import recipe
 from ..layers.table import attention_class
 from ..modules import import_modules
@@ -71,7 +72,7 @@ def run(
     for attention in attentions:
         attention_class(attention)  # refuses one that is not there
     if short and (others := [task for task in tasks if task not in SHORT]):
-        raise ValueError(
+        raise UserError(
             f"there are no short runs of {', '.join(others)}, but of {', '.join(SHORT)}: "
             "leave out --short, or the task"
         )
@@ -119,7 +120,7 @@ def rows_in(runs: Path) -> list[dict[str, Any]]:
             common = first.keys() & setting.keys() - _MAY_DIFFER
             if differing := sorted(name for name in common if setting[name] != first[name]):
                 name = differing[0]
-                raise ValueError(
+                raise UserError(
                     f"runs of {task} in {runs} cannot be compared: {name} is {first[name]} "
                     f"in one and {setting[name]} in another; give another folder with --runs"
                 )

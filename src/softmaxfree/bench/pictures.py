@@ -5,15 +5,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ..errors import UserError
 from ..files import write_atomically
 from .contestants import PACKAGES, VARIANTS
 
 try:
     import matplotlib as mpl
 except ImportError:
-    raise ModuleNotFoundError(
-        "pictures need matplotlib; install it with: pip install 'softmaxfree[plots]'",
-        name="matplotlib",
+    raise UserError(
+        "pictures need matplotlib; install it with: pip install 'softmaxfree[plots]'"
     ) from None
 mpl.use("agg")
 

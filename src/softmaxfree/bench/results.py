@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..environment import commit, hardware, versions
+from ..errors import UserError, user_file
 from ..files import write_atomically
 from ..ops import native
 
@@ -41,12 +42,13 @@ def write(stem: Path, content: dict[str, Any], markdown: str) -> None:
 def read(path: Path) -> dict[str, Any]:
     """An earlier result; refuses what is none."""
     try:
-        content = json.loads(path.read_text())
+        with user_file(path):
+            content = json.loads(path.read_text())
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is not a result in JSON: {error}") from None
+        raise UserError(f"{path} is not a result in JSON: {error}") from None
     found = content.get("schema_version") if isinstance(content, dict) else None
     if found != SCHEMA_VERSION or not isinstance(content.get("rows"), list):
-        raise ValueError(
+        raise UserError(
             f"{path} is not a result of this command: expected schema_version {SCHEMA_VERSION} "
             f"and rows, got {found}; pass a .json file that `softmaxfree bench` has written"
         )

@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from ..environment import command_line
+from ..errors import UserError
 from .results import result, short_commit, table, write
 
 TITLE = "Runs, side by side"
@@ -32,7 +33,7 @@ def describe(folder: Path) -> dict[str, Any]:
         config = yaml.safe_load((folder / "config.yaml").read_text())
         scores = told["scores"]
     except (FileNotFoundError, KeyError) as error:
-        raise ValueError(
+        raise UserError(
             f"{folder} holds no finished run ({error}): give folders that `softmaxfree fit` has "
             "written and come to the end of"
         ) from None

@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,7 +14,11 @@ from typing import Any
 
 from tqdm import tqdm
 
+from ..errors import DivergedError, UserError, user_file
 from ..files import recipe
+
+STOPPED = [128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
+"""Statuses of a run that a signal has ended, its state saved."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,7 @@ class TrainedRun:
     def refuse_another(self, told: dict[str, Any]) -> None:
         """A run of another command in its place would be taken for it."""
         if told and told["command"] != shlex.join(["softmaxfree", *self.command()]):
-            raise ValueError(
+            raise UserError(
                 f"{self.folder} holds a run of another command, `{told['command']}`: "
                 "give another folder with --runs"
             )
@@ -53,19 +58,22 @@ class TrainedRun:
             return
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         log = self.folder.with_name(f"{self.folder.name}.log")
-        with log.open("w") as file:
+        with user_file(log, "write"), log.open("w") as file:
             done = subprocess.run(
                 [sys.executable, "-m", "softmaxfree", *self.command()],
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env=os.environ | {"OMP_NUM_THREADS": str(threads)},
             )
+        if done.returncode in STOPPED:
+            raise UserError(
+                f"the run in {self.folder} was stopped before its end: the same command goes on"
+            )
         if done.returncode:
             last = (log.read_text().strip().splitlines() or ["nothing"])[-1]
-            raise RuntimeError(f"the run in {self.folder} ended with: {last}; see {log}")
-        if "scores" not in self.told():  # a signal ends a run without an error
-            raise RuntimeError(
-                f"the run in {self.folder} was stopped before its end: the same command goes on"
+            diverged = done.returncode == DivergedError.exit_code
+            raise (DivergedError if diverged else UserError)(
+                f"the run in {self.folder} ended with: {last}; see {log}"
             )
 
 

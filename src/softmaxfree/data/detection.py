@@ -9,6 +9,7 @@ from torch import Tensor
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
+from ..errors import UserError
 from .module import SplitData
 from .samples import Sample, numbers_and_broken
 from .scenes import Objects, Scenes, open_scenes
@@ -97,7 +98,7 @@ class DetectionData(SplitData):
         split = self.splits[part]
         scenes = open_scenes(self.dataset, self.root, split, self.given_classes, masks)
         if module is not None and masks and not scenes.has_masks:
-            raise ValueError(
+            raise UserError(
                 f"the detector learns masks, and {self.dataset} has none: "
                 "give --model.detector retinanet"
             )
@@ -116,7 +117,7 @@ class WithObjects(Source):
         self.scenes, self.classes = scenes, scenes.classes
         self.numbers = [index for index in range(len(scenes)) if not scenes.is_empty(index)]
         if not self.numbers:
-            raise ValueError("no image of the training split has an object to learn from")
+            raise UserError("no image of the training split has an object to learn from")
 
     def __len__(self) -> int:
         return len(self.numbers)

@@ -5,6 +5,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
+from ..errors import UserError
 from .counters import hash_counters
 from .scenes import Objects, Record, Scenes, mask_tools
 from .sources import _EVALUATION, _TRAIN, Digits
@@ -37,7 +38,7 @@ class DigitScenes(Scenes):
 
     def __init__(self, split: str, masks: bool = True) -> None:
         if split not in (known := [*_TRAIN, *_EVALUATION]):
-            raise ValueError(f"digit_scenes has no split {split!r}: take one of {', '.join(known)}")
+            raise UserError(f"digit_scenes has no split {split!r}: take one of {', '.join(known)}")
         digits = Digits(split)
         loaded = [digits.load(index) for index in range(len(digits))]
         # A margin of one pixel, of the eight, lets strokes at the edge end smoothly.

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from timm.data import IterableImageDataset
 
+from ..errors import UserError
 from .loader import ResumableLoader
 from .module import Data
 from .samples import NOTHING, Batch, ImageAlone, Samples, SampleStream, collate
@@ -169,7 +170,7 @@ def check_targets(batch: Batch, loader: ResumableLoader, num_classes: int | None
     """Refuses a class beyond the model's, and in training a sample that is not there."""
     largest = int(batch.targets.max())
     if num_classes is not None and largest >= num_classes:
-        raise ValueError(
+        raise UserError(
             f"an image has class {largest}, but the model has num_classes={num_classes} "
             f"(0 to {num_classes - 1}): give --model.num_classes as many as the data has"
         )

@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.datasets import Cityscapes
 
+from ..errors import UserError
 from . import ade20k_classes
 from .digit_scenes import DigitScenes
 from .scenes import listed
@@ -114,13 +115,13 @@ class FileMaps(LabelMaps):
         except (OSError, SyntaxError) as error:
             raise OSError(f"its label {path} cannot be read: {error}") from error
         if file.mode not in ("L", "P"):
-            raise ValueError(
+            raise UserError(
                 f"the label {path} is of Pillow's mode {file.mode}: "
                 "save it with one channel of 8 bits, L or P"
             )
         found = (value for value, count in enumerate(file.histogram()) if count)
         if unknown := [value for value in found if value not in self.values]:
-            raise ValueError(
+            raise UserError(
                 f"the label {path} has the value {unknown[0]}, but with {len(self.classes)} "
                 f"classes values may be {_ranges(self.values)}: correct the label, or what is "
                 "given as classes and as values to ignore"
@@ -144,11 +145,11 @@ def open_label_maps(name: str, root: str | None, split: str, **options: Any) -> 
         "folders": lambda: open_folders(Path(find_root(root)), split, **options),
     }
     if name not in openers:
-        raise ValueError(
+        raise UserError(
             f"there is no data set of label maps {name!r}: take one of {listed(openers)}"
         )
     if options and name != "folders":
-        raise ValueError(f"{name} takes no {listed(options)}: only the data set folders does")
+        raise UserError(f"{name} takes no {listed(options)}: only the data set folders does")
     return openers[name]()
 
 
@@ -175,19 +176,19 @@ def open_folders(
         palette: A colour (red, green, blue) for each class; generated if not given.
     """
     if not 1 <= len(classes) <= IGNORE:
-        raise ValueError(
+        raise UserError(
             f"{len(classes)} classes are given, but it takes 1 to {IGNORE}: "
             "give the names of all values of the labels with --data.classes"
         )
     if twice := [name for name, count in Counter(classes).items() if count > 1]:
-        raise ValueError(f"{twice[0]!r} is the name of several classes: give each its own")
+        raise UserError(f"{twice[0]!r} is the name of several classes: give each its own")
     if wrong := [value for value in ignore if not 0 <= value <= 255]:
-        raise ValueError(f"labels never have the value {wrong[0]} to ignore: give 0 to 255")
+        raise UserError(f"labels never have the value {wrong[0]} to ignore: give 0 to 255")
     if palette is None:
         palette = generated_palette(len(classes))
     colours = [(red, green, blue) for red, green, blue in palette]
     if len(colours) != len(classes):
-        raise ValueError(
+        raise UserError(
             f"{len(colours)} colours are given for {len(classes)} classes: give one for each"
         )
     folders = _find_folders(root, split, image_folder, label_folder)
@@ -235,7 +236,7 @@ def _in_order(count: int, ignore: Sequence[int]) -> dict[int, int]:
 def _find_folders(root: Path, split: str, *templates: str) -> list[Path]:
     """The folders of a split, or of another usual name for it."""
     if split and not all("{split}" in template for template in templates):
-        raise ValueError(
+        raise UserError(
             f"the folders {listed(templates)} are those of all splits, not of {split!r} alone: "
             "write {split} in place of its name, or give an empty split"
         )
@@ -245,7 +246,7 @@ def _find_folders(root: Path, split: str, *templates: str) -> list[Path]:
         if all(folder.is_dir() for folder in folders):
             return folders
     missing = [template.replace("{split}", split) for template in templates]
-    raise ValueError(
+    raise UserError(
         f"{root} has no split {split!r}, which takes the folders {listed(missing)}: "
         f"the splits there are {listed(_find_splits(root, *templates)) or 'none'}"
     )
@@ -272,7 +273,7 @@ def _pair(
     labels = _files(folders[1], [label_end], pattern)
     if not images and not labels:
         inside = sorted(path.name for path in folders[0].iterdir() if path.is_dir())
-        raise ValueError(
+        raise UserError(
             f"{folders[0]} has no images whose names end in {listed(image_ends)}: "
             f"the folders in it are {listed(inside[:6]) or 'none'}"
         )
@@ -281,7 +282,7 @@ def _pair(
         ("label", labels, "image", images),
     ):
         if alone := [str(path) for name, path in mine.items() if name not in others]:
-            raise ValueError(
+            raise UserError(
                 f"{len(alone)} of {len(mine)} {kind}s have no {other} in "
                 f"{folders[kind == 'image']}: {listed(alone[:3])}{' ...' if alone[3:] else ''}; "
                 "each takes a partner of the same name"
@@ -299,7 +300,7 @@ def _files(folder: Path, ends: Sequence[str], pattern: str) -> dict[str, Path]:
             continue
         name = name[: -len(end)]
         if name in found:
-            raise ValueError(f"{found[name]} and {path} have the same name: rename one of them")
+            raise UserError(f"{found[name]} and {path} have the same name: rename one of them")
         found[name] = path
     return found
 
@@ -308,7 +309,7 @@ def _check_sizes(image: Path, label: Path) -> None:
     """Reads the headers only."""
     with Image.open(image) as file, Image.open(label) as other:
         if file.size != other.size:
-            raise ValueError(
+            raise UserError(
                 f"the image {image} has {file.width} x {file.height} pixels, but its label "
                 f"{label} has {other.width} x {other.height}: each pixel takes a class"
             )

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 
+from ..errors import UserError
 from .counters import hash_counters
 
 WORDS = (*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")
@@ -60,10 +61,10 @@ def evaluate(expression: str) -> int:
             values = outer
         else:
             what = "an empty list" if opened else "a list that was not opened"
-            raise ValueError(f"{_shown(expression)} closes {what}: write lists as [MIN 2 9 ]")
+            raise UserError(f"{_shown(expression)} closes {what}: write lists as [MIN 2 9 ]")
     if opened or len(values) != 1:
         what = f"leaves {len(opened)} lists open" if opened else f"has {len(values)} values"
-        raise ValueError(f"{_shown(expression)} {what}: give one digit or one closed list")
+        raise UserError(f"{_shown(expression)} {what}: give one digit or one closed list")
     return values[0]
 
 
@@ -93,16 +94,16 @@ def generate(
         max_args: Arguments of an operator at most.
     """
     if split not in SPLITS:
-        raise ValueError(f"ListOps has no split {split!r}: take one of {', '.join(SPLITS)}")
+        raise UserError(f"ListOps has no split {split!r}: take one of {', '.join(SPLITS)}")
     if max_args < 2:
-        raise ValueError(f"operators have 2 arguments or more, but max_args is {max_args}")
+        raise UserError(f"operators have 2 arguments or more, but max_args is {max_args}")
     rng = random.Random(hash_counters(seed, SPLITS.index(split), index))
     for _ in range(_DRAWS):
         words = _draw(rng, max_length, max_depth, max_args)
         if min_length < len(words) < max_length:
             expression = " ".join(words)
             return expression, evaluate(expression)
-    raise ValueError(
+    raise UserError(
         f"no expression of more than {min_length} and fewer than {max_length} words was found in "
         f"{_DRAWS} draws of at most {max_depth} levels and {max_args} arguments: widen the bounds"
     )
@@ -112,7 +113,7 @@ def read_row(row: str) -> tuple[str, int]:
     """The expression and its value in a line of the benchmark's files."""
     expression, tab, value = row.rstrip("\r\n").partition("\t")
     if not tab or value not in WORDS[:10]:
-        raise ValueError(
+        raise UserError(
             f"the line {_shown(row)} is not an expression, a tab and a digit: check the file"
         )
     return expression, int(value)
@@ -140,7 +141,7 @@ def _draw(rng: random.Random, max_length: int, max_depth: int, max_args: int) ->
 def _split(expression: str) -> list[str]:
     words = [word for word in expression.split() if word not in ("(", ")")]
     if unknown := next((word for word in words if word not in _TOKENS), None):
-        raise ValueError(
+        raise UserError(
             f"{_shown(expression)} has the word {unknown!r}: those of ListOps are "
             f"{' '.join(WORDS)} and parentheses, with spaces between them"
         )

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
+from ..errors import UserError
 from .samples import NOTHING, SampleStream
 
 _log = logging.getLogger(__name__)
@@ -137,7 +138,7 @@ class ResumableLoader(DataLoader[Any]):
     def refuse_missing(self, missing: bool) -> None:
         """Stops training that has come to samples with nothing in place of them."""
         if self.drop_last and missing:
-            raise ValueError(
+            raise UserError(
                 f"{len(self.broken)} samples cannot be read, among them 20 in a row "
                 f"({next(iter(self.broken), 'of no class')} is the first): check the data set"
             )

@@ -7,6 +7,7 @@ from typing import Any
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import Dataset
 
+from ..errors import UserError
 from .loader import ResumableLoader, ShardedSampler, prepare_worker
 from .samples import Sample, Samples
 from .sources import Source
@@ -46,12 +47,12 @@ class Data(LightningDataModule):
             if not classes:
                 continue
             if expected is not None and len(classes) != expected:
-                raise ValueError(
+                raise UserError(
                     f"the data has {len(classes)} classes in its {part} split, but the model has "
                     f"num_classes={expected}: give --model.num_classes {len(classes)}"
                 )
             if classes != self.classes:
-                raise ValueError(
+                raise UserError(
                     f"the classes of the {part} split are not those of the training split, "
                     f"so that their numbers differ: {_first_difference(classes, self.classes)}"
                 )
@@ -67,7 +68,7 @@ class Data(LightningDataModule):
         processes, accumulated = self.trainer.world_size, self.trainer.accumulate_grad_batches
         share, rest = divmod(self.batch_size, processes * accumulated)
         if rest or not share:
-            raise ValueError(
+            raise UserError(
                 f"a batch of {self.batch_size} samples cannot be shared equally by {processes} "
                 f"processes of {accumulated} accumulated batches: give --data.batch_size a "
                 f"multiple of {processes * accumulated}"
@@ -85,7 +86,7 @@ class Data(LightningDataModule):
         """The loader of training, which goes on where a checkpoint left it."""
         length = len(self.sources["train"])
         if isinstance(self.sources["train"], Source) and length < self.batch_size:
-            raise ValueError(
+            raise UserError(
                 f"the training split has {length} samples, fewer than one batch of "
                 f"{self.batch_size}: give a smaller --data.batch_size"
             )

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from ..errors import UserError
 from ..modules import needs
 from .sources import Source, find_root
 
@@ -104,7 +105,7 @@ class FileScenes(Scenes):
         with Image.open(self.describe(index)) as file:
             image = file.convert("RGB")
         if image.size != (record["width"], record["height"]):
-            raise ValueError(
+            raise UserError(
                 f"the image is {image.width} x {image.height} pixels, "
                 f"but {record['width']} x {record['height']} in its annotation"
             )
@@ -152,10 +153,10 @@ def open_scenes(
         "voc": lambda: VocScenes(find_root(root), split, classes),
     }
     if name not in openers:
-        raise ValueError(f"there is no data set of scenes {name!r}: take one of {listed(openers)}")
+        raise UserError(f"there is no data set of scenes {name!r}: take one of {listed(openers)}")
     scenes = openers[name]()
     if classes is not None and scenes.classes != classes:
-        raise ValueError(
+        raise UserError(
             f"the classes given are {listed(classes)}, those of {name} are "
             f"{listed(scenes.classes)}; leave them out to take its own"
         )

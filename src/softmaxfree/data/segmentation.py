@@ -8,6 +8,7 @@ from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as tv
 
+from ..errors import UserError
 from .label_maps import IGNORE, Colour, open_label_maps
 from .module import SplitData
 from .samples import Sample, numbers_and_broken
@@ -156,15 +157,15 @@ class Augmentation:
         train_size: int | None = None,
     ) -> None:
         if min(crop) < 1:
-            raise ValueError(f"a crop of {crop[0]} x {crop[1]} has no pixels: give --data.crop 512")
+            raise UserError(f"a crop of {crop[0]} x {crop[1]} has no pixels: give --data.crop 512")
         if not 0 < scale[0] <= scale[1]:
-            raise ValueError(
+            raise UserError(
                 f"images cannot be scaled by {scale[0]} to {scale[1]}: "
                 "give two factors above 0 with --data.scale, the smaller one first"
             )
         for name, part in (("flip", flip), ("cat_max_ratio", cat_max_ratio)):
             if not 0 <= part <= 1:
-                raise ValueError(f"--data.{name} is {part}: give a number from 0 to 1")
+                raise UserError(f"--data.{name} is {part}: give a number from 0 to 1")
         self.crop, self.scale, self.flip = crop, scale, flip
         self.colour = Photometric() if photometric else None
         self.cat_max_ratio, self.train_size = cat_max_ratio, train_size
@@ -231,7 +232,7 @@ class Resized:
 
     def __init__(self, size: int | None, max_size: int | None) -> None:
         if max_size is not None and (size is None or max_size <= size):
-            raise ValueError(
+            raise UserError(
                 f"--data.eval_max_size {max_size} limits the longer side of images whose shorter "
                 f"one is resized to --data.eval_size, which is {size}: give a smaller eval_size"
             )

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..errors import UserError
 from .module import SplitData
 from .samples import NOTHING, Sample, numbers_and_broken
 from .sequences import PAD, find_task, open_sequences
@@ -83,7 +84,7 @@ class SequenceData(SplitData):
         self.longest = pad_to or self.max_length
         self.vocabulary, self.pairs = task.vocabulary, task.pairs
         if pad_to is not None and pad_to < self.max_length:
-            raise ValueError(
+            raise UserError(
                 f"sequences of up to {self.max_length} tokens cannot be padded to {pad_to}: give "
                 f"--data.pad_to {self.max_length} or more, or a smaller --data.max_length"
             )

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from ..errors import UserError
 from . import listops
 from .scenes import listed
 from .sources import Source, find_root, open_source
@@ -131,7 +132,7 @@ class Lines(Rows):
                 first = file.readline()
                 position = len(first)
                 if first.decode(errors="replace").rstrip("\r\n") != header:
-                    raise ValueError(f"{path} does not start with the line {header!r}")
+                    raise UserError(f"{path} does not start with the line {header!r}")
             for line in file:
                 if line.strip():
                     starts.append(position)
@@ -229,36 +230,36 @@ def open_sequences(
     task, part = find_task(name), _find_part(name, split)
     for option, value in (("max_length", max_length), ("number of samples", count)):
         if value is not None and value < 1:
-            raise ValueError(f"the {option} of {name} is {value}: give 1 or more")
+            raise UserError(f"the {option} of {name} is {value}: give 1 or more")
     try:
         rows, numbers = task.open(root, part)
-    except ValueError as error:
-        raise ValueError(f"{error}; the data of {name} come from {task.origin}") from error
+    except UserError as error:
+        raise UserError(f"{error}; the data of {name} come from {task.origin}") from error
     length = max_length or task.max_length
     if isinstance(rows, Generated):
         rows.longest = length
         numbers = range(count or len(rows))
     elif count is not None:
         if count > len(numbers):
-            raise ValueError(
+            raise UserError(
                 f"{name} has {len(numbers)} samples in its split {split!r}, fewer than the "
                 f"{count} asked for: ask for {len(numbers)} at most"
             )
         numbers = [numbers[place] for place in _shuffled(len(numbers))[:count]]
     source = Sequences(task, rows, numbers, length)
     if not len(source):
-        raise ValueError(f"{name} has no samples in its split {split!r}: check {root}")
+        raise UserError(f"{name} has no samples in its split {split!r}: check {root}")
     try:
         with suppress(OSError):  # a file that cannot be read is reported when its turn comes
             source.load(0)
     except ValueError as error:
-        raise ValueError(f"{source.describe(0)} cannot be read: {error}") from error
+        raise UserError(f"{source.describe(0)} cannot be read: {error}") from error
     return source
 
 
 def find_task(name: str) -> Task:
     if name not in TASKS:
-        raise ValueError(f"there is no task of sequences {name!r}: take one of {listed(TASKS)}")
+        raise UserError(f"there is no task of sequences {name!r}: take one of {listed(TASKS)}")
     return TASKS[name]
 
 
@@ -281,8 +282,8 @@ def _open_text(root: str | None, part: str) -> tuple[Rows, Sequence[int]]:
     else:
         try:
             folder = _find(root, "aclImdb", part)
-        except ValueError as error:
-            raise ValueError(f"{error}, nor {part}.jsonl") from error
+        except UserError as error:
+            raise UserError(f"{error}, nor {part}.jsonl") from error
         names = [
             (str(path.relative_to(folder)), label)
             for label, kind in enumerate(("neg", "pos"))
@@ -329,7 +330,7 @@ def _open_pathfinder(root: str | None, part: str) -> tuple[Rows, Sequence[int]]:
         for line in path.read_text().splitlines():
             folder, name, _, label, *_ = [*line.split(), "", "", "", ""]
             if label not in ("0", "1"):
-                raise ValueError(
+                raise UserError(
                     f"{path} has the line {line!r}, which does not start with a folder, a file, "
                     "a number and a class of 0 or 1"
                 )
@@ -350,7 +351,7 @@ TASKS = {
 def _find_part(name: str, split: str) -> str:
     part = next((part for part, names in _PARTS.items() if split in names), None)
     if part is None:
-        raise ValueError(f"{name} has no split {split!r}: take one of {listed(_PARTS)}")
+        raise UserError(f"{name} has no split {split!r}: take one of {listed(_PARTS)}")
     return part
 
 
@@ -362,7 +363,7 @@ def _find(root: str | None, inner: str, name: str) -> Path:
         if path.exists():
             return path
     official = f", nor {'/'.join(parts)}/{name}" if parts else ""
-    raise ValueError(f"{base} has no {name}{official}")
+    raise UserError(f"{base} has no {name}{official}")
 
 
 def _shuffled(count: int) -> list[int]:
@@ -382,7 +383,7 @@ def _words(expression: str) -> Numbers:
 
 def _bytes(text: bytes) -> Numbers:
     if not text:
-        raise ValueError("its text is empty")
+        raise UserError("its text is empty")
     return np.frombuffer(text, dtype=np.uint8).astype(np.int64) + 1
 
 
@@ -395,7 +396,7 @@ def _review(line: bytes) -> Row:
     match json.loads(line):
         case {"text": str(text), "label": 0 | 1 as label}:
             return (_bytes(text.encode()),), int(label)
-    raise ValueError("it is not a JSON object with a text and a label of 0 or 1")
+    raise UserError("it is not a JSON object with a text and a label of 0 or 1")
 
 
 def _text(path: Path) -> Numbers:
@@ -410,7 +411,7 @@ def _read_papers(path: Path) -> dict[bytes, bytes]:
                 case {"id": str(name), "text": str(text)}:
                     papers[name.encode()] = text.encode()
                 case _:
-                    raise ValueError(f"line {number} of {path} has no id and text of a paper")
+                    raise UserError(f"line {number} of {path} has no id and text of a paper")
     return papers
 
 
@@ -418,7 +419,7 @@ def _cited(papers: dict[bytes, bytes], line: bytes) -> Row:
     """Class, and the papers by their names."""
     label, *names = _columns(line, 3)
     if unknown := next((name for name in names if name not in papers), None):
-        raise ValueError(f"there is no paper {unknown.decode()} in papers.jsonl")
+        raise UserError(f"there is no paper {unknown.decode()} in papers.jsonl")
     return (_bytes(papers[names[0]]), _bytes(papers[names[1]])), _label(label)
 
 
@@ -431,14 +432,14 @@ def _pair(line: bytes) -> Row:
 def _columns(line: bytes, count: int) -> list[bytes]:
     columns = line.split(b"\t")
     if len(columns) != count:
-        raise ValueError(f"it has {len(columns)} columns, but {count} are expected")
+        raise UserError(f"it has {len(columns)} columns, but {count} are expected")
     return columns
 
 
 def _label(text: bytes) -> int:
     """0 or 1, which the release may write as 0.0 or 1.0."""
     if float(text) not in (0.0, 1.0):
-        raise ValueError(f"its class is {text.decode()}, but 0 or 1 is expected")
+        raise UserError(f"its class is {text.decode()}, but 0 or 1 is expected")
     return int(float(text))
 
 
@@ -449,7 +450,7 @@ def _contours(path: Path) -> Numbers:
 
 def _small(image: Image.Image) -> Image.Image:
     if image.size != (_SIDE, _SIDE):
-        raise ValueError(
+        raise UserError(
             f"it has {image.width} x {image.height} pixels, but {_SIDE} x {_SIDE} are expected"
         )
     return image

@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from timm.data import ImageDataset, IterableImageDataset, create_dataset
 
+from ..errors import UserError
 from ..modules import needs
 
 HELD_OUT = 5
@@ -156,20 +157,20 @@ def open_source(
         else TorchvisionImages(dataset, name)
     )
     if len(source) == 0:
-        raise ValueError(f"the data set {name or root} has no images in its split {split!r}")
+        raise UserError(f"the data set {name or root} has no images in its split {split!r}")
     return source
 
 
 def find_root(root: str | None) -> str:
     """The folder as given, or below $SOFTMAXFREE_DATA."""
     if root is None:
-        raise ValueError("this data set needs its folder: give it with --data.root")
+        raise UserError("this data set needs its folder: give it with --data.root")
     base = os.environ.get("SOFTMAXFREE_DATA")
     for path in [Path(root), *([Path(base) / root] if base else [])]:
         if path.exists():
             return str(path)
     below = f", nor {base}/{root}" if base else ""
-    raise ValueError(
+    raise UserError(
         f"there is no folder {root}{below}; give the folder of the data with --data.root, "
         "or the one that it is in with the environment variable SOFTMAXFREE_DATA"
     )
@@ -181,12 +182,12 @@ def _create(name: str, root: str | None, split: str, download: bool, stream: dic
             name, root, split=split, search_split=False, download=download, **stream
         )
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
+        raise UserError(
             f"the data set {name} needs {error.name}; install it with: pip install {error.name}"
         ) from error
     except (AssertionError, RuntimeError, ValueError, FileNotFoundError) as error:
         reason = str(error).strip().split("\n")[0].rstrip(".")
-        raise ValueError(
+        raise UserError(
             f"the data set {name or root!r} cannot be opened: {reason or type(error).__name__}"
         ) from error
 
@@ -200,7 +201,7 @@ def _folder_of_split(root: Path, split: str) -> str:
         if (root / name).is_dir():
             return str(root / name)
     found = sorted(path.name for path in root.iterdir() if path.is_dir())
-    raise ValueError(
+    raise UserError(
         f"{root} has no split {split!r}: its folders are {', '.join(found[:6]) or 'none'}"
         f"{' ...' if len(found) > 6 else ''}"
     )
@@ -208,4 +209,4 @@ def _folder_of_split(root: Path, split: str) -> str:
 
 def _check_split(name: str, split: str, known: list[str]) -> None:
     if split not in known:
-        raise ValueError(f"{name} has no split {split!r}: take one of {', '.join(known)}")
+        raise UserError(f"{name} has no split {split!r}: take one of {', '.join(known)}")

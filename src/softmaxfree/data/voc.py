@@ -3,6 +3,7 @@
 from pathlib import Path
 from xml.etree import ElementTree
 
+from ..errors import UserError
 from .scenes import FileScenes, Record, clipped_box, listed
 
 _SPLITS = Path("ImageSets") / "Main"
@@ -49,7 +50,7 @@ class VocScenes(FileScenes):
     def _annotation(self, index: int, element: ElementTree.Element, described: str) -> Record:
         name = _text(element, "name")
         if name not in self.classes:
-            raise ValueError(
+            raise UserError(
                 f"{described} is of the class {name!r}, but the classes are {listed(self.classes)}"
             )
         record: Record = {
@@ -71,10 +72,10 @@ def _find_folder(root: Path) -> Path:
         parents = sorted(path.parent for path in root.glob(pattern))
         found = [p for p in parents if (p / _SPLITS).is_dir() and (p / "JPEGImages").is_dir()]
         if len(found) > 1:
-            raise ValueError(f"{root} holds several data sets: give one of {listed(found)}")
+            raise UserError(f"{root} holds several data sets: give one of {listed(found)}")
         if found:
             return found[0]
-    raise ValueError(
+    raise UserError(
         f"{root} is not in the format of PASCAL VOC: "
         "it takes the folders Annotations, JPEGImages and ImageSets/Main"
     )
@@ -84,10 +85,10 @@ def _read_split(folder: Path, split: str) -> list[str]:
     path = folder / _SPLITS / f"{split}.txt"
     if not path.is_file():
         found = sorted(other.stem for other in path.parent.glob("*.txt"))
-        raise ValueError(f"{folder} has no split {split!r}: it has {listed(found) or 'none'}")
+        raise UserError(f"{folder} has no split {split!r}: it has {listed(found) or 'none'}")
     names = [line.split()[0] for line in path.read_text().splitlines() if line.strip()]
     if not names:
-        raise ValueError(f"{path} has no images: it takes the name of one in each line")
+        raise UserError(f"{path} has no images: it takes the name of one in each line")
     return names
 
 
@@ -95,15 +96,15 @@ def _parse(path: Path) -> ElementTree.Element:
     try:
         return ElementTree.parse(path).getroot()
     except FileNotFoundError:
-        raise ValueError(f"there is no {path}: each image of a split takes its XML") from None
+        raise UserError(f"there is no {path}: each image of a split takes its XML") from None
     except ElementTree.ParseError as error:
-        raise ValueError(f"{path} cannot be read as XML: {error}") from error
+        raise UserError(f"{path} cannot be read as XML: {error}") from error
 
 
 def _image(number: int, name: str, tree: ElementTree.Element, files: set[str]) -> Record:
     width, height = _text(tree, "size/width"), _text(tree, "size/height")
     if not (width.isdigit() and height.isdigit()):
-        raise ValueError(f"{name}.xml does not give the size of its image in pixels")
+        raise UserError(f"{name}.xml does not give the size of its image in pixels")
     candidates = (_text(tree, "filename"), f"{name}.jpg", f"{name}.png")
     file = next((candidate for candidate in candidates if candidate in files), f"{name}.jpg")
     return {"id": number, "file_name": file, "height": int(height), "width": int(width)}

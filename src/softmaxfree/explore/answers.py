@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..errors import UserError
 from .attended import STEPS, WhatIf
 from .drawing import SIDE
 from .looks import Look, Photo, photo
@@ -67,9 +68,9 @@ class Answers:
         for look in self._looks(asked):
             try:
                 if isinstance(look, str):
-                    raise ValueError(look)
+                    raise UserError(look)
                 found = self.view.maps(look, asked.choice)
-            except ValueError as error:
+            except UserError as error:
                 drawn += [None, None, None, f"{error}."]
                 continue
             image = image or found.image
@@ -108,7 +109,7 @@ class Answers:
         for model in asked.models:
             try:
                 found.append(self.view.look(model, asked.photo, min(asked.times, MOST_TIMES)))
-            except ValueError as error:
+            except UserError as error:
                 found.append(str(error))
         return found
 
@@ -123,7 +124,7 @@ def taken(path: str, before: Photo) -> tuple[Photo, str]:
     """The image of a file, which is then removed; or the one before, and why."""
     try:
         return photo(Path(path).name, read_upload(Path(path))), ""
-    except ValueError as error:
+    except UserError as error:
         return before, f"Refused: {error}."
     finally:
         Path(path).unlink(missing_ok=True)

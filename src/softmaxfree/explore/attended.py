@@ -12,6 +12,7 @@ from torch import Tensor
 from ..analysis.diagnosis import MOST_GROWTH
 from ..analysis.factors import Factors
 from ..analysis.record import AttentionRecord
+from ..errors import UserError
 from ..figures.newton import METHODS, residual
 from ..layers.attention import SoftmaxFreeAttention
 from ..layers.samplers import AvgSampler, RandomSampler
@@ -112,7 +113,7 @@ class Rows:
 def _check_weights(record: AttentionRecord) -> None:
     heads, queries, keys = record.q.shape[1], record.q.shape[-2], record.k.shape[-2]
     if not record.attention.linear and heads * queries * keys > MOST_WEIGHTS:
-        raise ValueError(
+        raise UserError(
             f"{queries:,} tokens in layer {record.name!r} are too many for rows of attention with "
             "all of its weights: choose a lower resolution"
         )

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..analysis.record import AttentionRecord
 from ..analysis.recording import evaluating, recorded_attention
+from ..errors import UserError
 from ..figures.subject import Subject
 
 MOST_BYTES = 300_000_000
@@ -110,7 +111,7 @@ def look(subject: Subject, photo: Photo, side: int, key: Hashable = None) -> Loo
             logits: Tensor = classifier.model(tensor)
     except (AssertionError, RuntimeError, ValueError) as error:
         reason = str(error).strip().split("\n")[0].rstrip(".")
-        raise ValueError(
+        raise UserError(
             f"{subject.title} takes no images of {side} x {side} pixels ({reason}): choose another "
             "resolution"
         ) from error

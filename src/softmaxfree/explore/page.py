@@ -15,6 +15,7 @@ os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported
 import gradio as gr
 import torch
 
+from ..errors import UserError
 from ..ops.inverse import INVERSES
 from .answers import MOST_TIMES, NORMALIZE, TRAINED, Answers, place_of, taken
 from .attended import STEPS
@@ -269,7 +270,7 @@ def _share_cores() -> None:
 def _free_port(host: str, port: int) -> int:
     """The port, if the address can be listened on."""
     if not 0 <= port <= 65535:
-        raise ValueError(f"--port must be from 0 to 65535, got {port}")
+        raise UserError(f"--port must be from 0 to 65535, got {port}")
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family) as probe:
@@ -278,7 +279,7 @@ def _free_port(host: str, port: int) -> int:
             return int(probe.getsockname()[1])
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise ValueError(
+        raise UserError(
             f"cannot listen on {host}, port {port} ({reason}): give another --port, or 0 for any "
             "that is free, or another --host"
         ) from error

@@ -4,6 +4,8 @@ from pathlib import Path
 
 from PIL import Image, ImageOps
 
+from ..errors import UserError
+
 MOST_BYTES = 10 * 2**20
 """Of a file: 10 MB."""
 
@@ -33,30 +35,30 @@ def read_upload(path: Path) -> Image.Image:
     name = path.name if len(path.name) <= _NAME else f"{path.name[: _NAME - 3]}..."
     size = path.stat().st_size
     if size > MOST_BYTES:
-        raise ValueError(
+        raise UserError(
             f"{name} has {size / 2**20:.1f} MB, and files may have {MOST_BYTES // 2**20} MB: send "
             "a smaller one"
         )
     try:
         file = Image.open(path, formats=FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise ValueError(_too_many_pixels(name, "far more")) from None
+        raise UserError(_too_many_pixels(name, "far more")) from None
     except Exception as error:  # whatever the readers of headers raise
         known = ", ".join(FORMATS)
-        raise ValueError(f"{name} is no image that can be read: send one of {known}") from error
+        raise UserError(f"{name} is no image that can be read: send one of {known}") from error
     with file:
         width, height = file.size
         if width * height > MOST_PIXELS:
-            raise ValueError(_too_many_pixels(name, f"{width:,} x {height:,}"))
+            raise UserError(_too_many_pixels(name, f"{width:,} x {height:,}"))
         if max(width, height) > MOST_RATIO * min(width, height):
-            raise ValueError(
+            raise UserError(
                 f"{name} has {width:,} x {height:,} pixels, and one side may be {MOST_RATIO} times "
                 "the other: cut it"
             )
         try:
             return _decoded(file)
         except Exception as error:  # whatever a broken file makes the decoders raise
-            raise ValueError(
+            raise UserError(
                 f"{name} begins as an image of the format {file.format} and cannot be decoded: it "
                 "is truncated or broken, send it again"
             ) from error

@@ -9,6 +9,7 @@ from typing import Any
 from ..bench.paper import IMAGENET
 from ..bench.pictures import PEER_COLOR, entries, memory_panel, panel, points, style
 from ..bench.results import read
+from ..errors import UserError
 from .drawing import panels, save
 
 COMMANDS = {
@@ -104,14 +105,14 @@ def _read(results: Path, name: str, quantity: str, *fields: str) -> dict[str, An
     path = results / f"{name}.json"
     again = f"write it with: {COMMANDS[name]} --out {results}"
     if not path.is_file():
-        raise ValueError(f"{path} is not there; {again}")
+        raise UserError(f"{path} is not there; {again}")
     try:
         content = read(path)
-    except ValueError:
-        raise ValueError(f"{path} is no result of a benchmark; {again}") from None
+    except UserError:
+        raise UserError(f"{path} is no result of a benchmark; {again}") from None
     measured = any(isinstance(row, dict) and row.get(quantity) for row in content["rows"])
     if not (measured and set(fields) <= set(content)):
-        raise ValueError(f"{path} is a result of something else, or of an older version; {again}")
+        raise UserError(f"{path} is a result of something else, or of an older version; {again}")
     return content
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..analysis.rows import chosen_layer
 from ..bench.pictures import COLORS, OTHER_COLOR
+from ..errors import UserError
 from .drawing import panels, save
 from .subject import Subject, given_images, subjects
 
@@ -86,7 +87,7 @@ def run(
         out: Folder for the files.
     """
     if any(not 0 <= fraction <= 1 for fraction in place):
-        raise ValueError(
+        raise UserError(
             "--place must be two fractions of the image, from [0,0] at its upper left to [1,1] at "
             f"its lower right, the height first; got {list(place)}"
         )
@@ -120,8 +121,8 @@ def heatmap(
     layers = subject.record(image)
     try:
         record = chosen_layer(layers, layer)
-    except ValueError as error:
-        raise ValueError(f"--layer of the model {subject.title}: {error}") from None
+    except UserError as error:
+        raise UserError(f"--layer of the model {subject.title}: {error}") from None
     token = record.token_at(*place)
     weights = record.on_grid(record.rows([token])[0].squeeze(-2))
     height, width = record.layout.size

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..bench.results import table
+from ..errors import UserError
 from ..layers.attention import SoftmaxFreeAttention
 from ..ops.inverse import INVERSES, add_ridge, check_inverse
 from .drawing import panels, save
@@ -88,7 +89,7 @@ def bottlenecks(
                 a = record.factors().A.double().flatten(0, 1)
                 found.setdefault(stage_of(name), []).append(a)
     if not found:
-        raise ValueError(
+        raise UserError(
             f"{subject.title} has no bottleneck matrices; give the checkpoint of a model with SOFT "
             "or SOFT++"
         )

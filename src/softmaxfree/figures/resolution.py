@@ -21,6 +21,7 @@ from ..analysis.recording import evaluating
 from ..bench.pictures import style
 from ..bench.results import table
 from ..data.sources import Source, open_source
+from ..errors import UserError
 from ..layers.attention import SoftmaxFreeAttention
 from .drawing import panels, save
 from .subject import Subject, subjects
@@ -136,7 +137,7 @@ def accuracy(
             scored += len(loaded)
             bar.update(len(indices))
     if not scored:
-        raise ValueError(f"none of the {len(source)} images can be read; check the data")
+        raise UserError(f"none of the {len(source)} images can be read; check the data")
     return {case: hits / scored for case, hits in right.items()}, scored
 
 
@@ -225,8 +226,8 @@ def _style(subject: Subject, found: Sequence[Subject]) -> dict[str, Any]:
 def _labelled_images(root: str | None, split: str) -> Source:
     try:
         source = open_source("digits" if root is None else "", root, split)
-    except ValueError as error:
-        raise ValueError(str(error).replace("--data.root", "--root")) from None
+    except UserError as error:
+        raise UserError(str(error).replace("--data.root", "--root")) from None
     assert isinstance(source, Source)  # streams have names
     return source
 
@@ -235,13 +236,13 @@ def _class_numbers(subject: Subject, source: Source) -> list[int]:
     """What a model's numbers of the data's classes are: those of the same names."""
     known = subject.classifier.classes
     if source.classes is None:
-        raise ValueError(
+        raise UserError(
             "the data do not tell what their classes are called; give --root a folder with a "
             "folder of images for each class"
         )
     unknown = [name for name in source.classes if name not in known]
     if unknown:
-        raise ValueError(
+        raise UserError(
             f"{subject.title} knows no class {_listed(unknown)} of the data, only "
             f"{_listed(known)}; give --root a folder of which every folder is named after one"
         )
@@ -257,11 +258,11 @@ def _sizes(subject: Subject, sizes: Sequence[int] | None) -> list[int]:
     """Those given, or usual ones that the model takes; in order."""
     if sizes is not None:
         if not sizes or min(sizes) < 1:
-            raise ValueError(f"--sizes must be sides of 1 pixel or more, got {list(sizes)}")
+            raise UserError(f"--sizes must be sides of 1 pixel or more, got {list(sizes)}")
         for size in sizes:
             reason = _refusal(subject, size)
             if reason is not None:
-                raise ValueError(
+                raise UserError(
                     f"{subject.title} takes no images of {size} x {size} pixels ({reason}); "
                     f"leave {size} out of --sizes"
                 )

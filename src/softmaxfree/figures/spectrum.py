@@ -17,6 +17,7 @@ from ..analysis.rows import chosen_layer
 from ..bench.measure import exponent
 from ..bench.pictures import COLORS
 from ..bench.results import table
+from ..errors import UserError
 from ..layers.attention import SoftmaxFreeAttention
 from ..ops.inverse import INVERSES
 from ..ops.kernel import kernel_matrix
@@ -61,13 +62,13 @@ def bottleneck_matrix(subject: Subject, image: Image.Image, layer: int | str, si
     """
     record = chosen_layer(subject.record(image), layer)
     if not isinstance(record.attention, SoftmaxFreeAttention):
-        raise ValueError(
+        raise UserError(
             f"layer {record.name!r} of {subject.title} has no bottleneck matrix; choose one of "
             "SOFT or SOFT++"
         )
     sampler: Any = record.attention.sampler
     if sampler.tokens is not None:
-        raise ValueError(
+        raise UserError(
             f"layer {record.name!r} of {subject.title} has {sampler.tokens} bottleneck tokens at "
             "all sizes; take a model whose bottleneck grows with the image, without `tokens`"
         )

@@ -10,6 +10,7 @@ from ..analysis.record import AttentionRecord
 from ..analysis.recording import evaluating, recorded_attention
 from ..bench.contestants import find
 from ..data.sources import Digits
+from ..errors import UserError
 from ..layers.attention import SoftmaxFreeAttention
 from ..layers.multihead import MultiHeadAttention
 from ..layers.table import ATTENTIONS, attention_class
@@ -44,16 +45,16 @@ def subjects(
         embedded: Of `EMBEDDED`, where no checkpoints are given.
     """
     if size is not None and size < 1:
-        raise ValueError(f"--size must be at least 1 pixel, got {size}")
+        raise UserError(f"--size must be at least 1 pixel, got {size}")
     if ckpts is None:
         return [_subject(embedded_classifier(name, size)) for name in embedded]
     if not ckpts:
-        raise ValueError("--ckpts is empty; name files, or leave it out for the embedded models")
+        raise UserError("--ckpts is empty; name files, or leave it out for the embedded models")
     found = []
     for path in ckpts:
         checkpoint = read_run_checkpoint(path)
         if not (isinstance(checkpoint.get("hyper_parameters"), dict) and "images" in checkpoint):
-            raise ValueError(
+            raise UserError(
                 f"{path} is no checkpoint of a classifier; give the last.ckpt of a run of "
                 "`softmaxfree fit` on images with classes"
             )
@@ -82,7 +83,7 @@ def attention_name(classifier: Classifier) -> str:
     parts = classifier.model.modules()
     first = next((part for part in parts if isinstance(part, MultiHeadAttention)), None)
     if first is None:
-        raise ValueError(
+        raise UserError(
             f"{type(classifier.model).__name__} has no attention of this package to look into; "
             "give the checkpoint of one of its backbones, or of a model trained with "
             "--model.attention"
@@ -99,7 +100,7 @@ def given_images(paths: Sequence[Path] | None, count: int) -> dict[str, Image.Im
     """
     if paths is not None:
         if not paths:
-            raise ValueError("--images is empty; name files, or leave it out for digits")
+            raise UserError("--images is empty; name files, or leave it out for digits")
         found: dict[str, Image.Image] = {}
         for number, path in enumerate(paths, 1):
             name = path.stem if path.stem not in found else f"{path.stem}-{number}"

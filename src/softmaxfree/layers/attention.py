@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn
 
+from ..errors import UserError
 from ..ops.attention import landmark_attention
 from ..ops.inverse import check_inverse
 from ..ops.kernel import token_scale
@@ -74,12 +75,12 @@ class SoftmaxFreeAttention(MultiHeadAttention):
             gate=gate,
         )
         if causal:
-            raise ValueError(
+            raise UserError(
                 "causal attention is not possible here: bottleneck tokens are made of the whole "
                 "sequence and would leak the future into every output; use softmax attention"
             )
         if sampler not in SAMPLERS:
-            raise ValueError(f"unknown sampler {sampler!r}; choose one of {', '.join(SAMPLERS)}")
+            raise UserError(f"unknown sampler {sampler!r}; choose one of {', '.join(SAMPLERS)}")
         check_inverse(inverse, iters, ridge)
         self.normalize, self.inverse, self.iters, self.ridge = normalize, inverse, iters, ridge
         self.sampler = SAMPLERS[sampler](self.head_dim, ndim, ratio, tokens, pad)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..errors import UserError
 from .multihead import Layout, MultiHeadAttention, dropped_to_zero
 from .samplers import AvgSampler, Size
 
@@ -39,7 +40,7 @@ class LinformerAttention(MultiHeadAttention):
     ) -> None:
         super().__init__(dim, num_heads, tie_qk=tie_qk, **others)
         if len(max_size) != self.ndim or min(max_size) < 1:
-            raise ValueError(
+            raise UserError(
                 f"max_size must be {self.ndim} sides of 1 or more, got {tuple(max_size)}"
             )
         self.max_size = tuple(max_size)
@@ -60,7 +61,7 @@ class LinformerAttention(MultiHeadAttention):
     def _mix(self, tokens: Tensor, weight: Tensor, size: Size) -> Tensor:
         """(B, heads, L, d) -> (B, heads, mixtures, d)."""
         if any(side > largest for side, largest in zip(size, self.max_size)):
-            raise ValueError(
+            raise UserError(
                 f"Linformer's projections are learned for at most {self.max_size} tokens, got "
                 f"{size}; build it with a larger max_size (img_size of a model)"
             )

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..errors import UserError
 from ..ops import native
 from ..ops.batching import is_wrapped, needs_gradient
 from ..ops.checks import check_mask, check_tokens, shape
@@ -67,11 +68,11 @@ class MultiHeadAttention(nn.Module, ABC):
     ) -> None:
         super().__init__()
         if dim < 1 or num_heads < 1 or dim % num_heads:
-            raise ValueError(f"num_heads must divide dim, got dim={dim}, num_heads={num_heads}")
+            raise UserError(f"num_heads must divide dim, got dim={dim}, num_heads={num_heads}")
         if value_conv is not None and (value_conv < 1 or value_conv % 2 == 0):
-            raise ValueError(f"value_conv must be an odd size or None, got {value_conv}")
+            raise UserError(f"value_conv must be an odd size or None, got {value_conv}")
         if prefix_tokens < 0:
-            raise ValueError(f"prefix_tokens must be 0 or more, got {prefix_tokens}")
+            raise UserError(f"prefix_tokens must be 0 or more, got {prefix_tokens}")
         self.dim, self.num_heads, self.head_dim = dim, num_heads, dim // num_heads
         self.ndim, self.tie_qk, self.prefix_tokens = ndim, tie_qk, prefix_tokens
         self.q = nn.Linear(dim, dim, bias=qkv_bias)

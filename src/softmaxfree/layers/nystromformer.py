@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import UserError
 from ..ops.precision import compute_dtype, tiny, without_autocast
 from .multihead import Layout, MultiHeadAttention, dropped_to_zero
 from .samplers import AvgSampler, sample_grid
@@ -38,7 +39,7 @@ class NystromformerAttention(MultiHeadAttention):
     ) -> None:
         super().__init__(dim, num_heads, tie_qk=tie_qk, **others)
         if iters < 1:
-            raise ValueError(f"iters must be at least 1, got {iters}")
+            raise UserError(f"iters must be at least 1, got {iters}")
         self.iters = iters
         self.sampler = AvgSampler(self.head_dim, self.ndim, ratio, tokens, pad)
 

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ..errors import UserError
 from ..ops.precision import compute_dtype, tiny, without_autocast
 from .multihead import Layout, MultiHeadAttention, dropped_to_zero
 
@@ -42,9 +43,9 @@ class PerformerAttention(MultiHeadAttention):
     ) -> None:
         super().__init__(dim, num_heads, tie_qk=tie_qk, **others)
         if features is not None and features < 1:
-            raise ValueError(f"features must be at least 1, got {features}")
+            raise UserError(f"features must be at least 1, got {features}")
         if redraw < 0:
-            raise ValueError(f"redraw must be 0 or more, got {redraw}")
+            raise UserError(f"redraw must be 0 or more, got {redraw}")
         self.redraw = redraw
         self.features = features or max(1, int(self.head_dim * math.log(self.head_dim)))
         directions = orthogonal_directions(self.features, self.head_dim)

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..errors import UserError
 from ..ops.precision import compute_dtype, without_autocast
 from .multihead import Layout, MultiHeadAttention, dropped_to_zero
 from .samplers import _hashed
@@ -45,9 +46,9 @@ class ReformerAttention(MultiHeadAttention):
         **others: Any,
     ) -> None:
         if not tie_qk:
-            raise ValueError("Reformer's queries are its keys; leave tie_qk out")
+            raise UserError("Reformer's queries are its keys; leave tie_qk out")
         if bucket < 1 or hashes < 1:
-            raise ValueError(f"bucket and hashes must be at least 1, got {bucket} and {hashes}")
+            raise UserError(f"bucket and hashes must be at least 1, got {bucket} and {hashes}")
         super().__init__(dim, num_heads, **others)
         self.bucket, self.hashes = bucket, hashes
 

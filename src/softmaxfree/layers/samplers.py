@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..errors import UserError
 from ..ops.precision import compute_dtype
 from ..ops.tracing import is_exporting
 
@@ -43,15 +44,15 @@ class Sampler(nn.Module):
     ) -> None:
         super().__init__()
         if ndim not in (1, 2):
-            raise ValueError(f"ndim must be 1 (sequences) or 2 (images), got {ndim}")
+            raise UserError(f"ndim must be 1 (sequences) or 2 (images), got {ndim}")
         if ratio < 1:
-            raise ValueError(f"ratio must be at least 1, got {ratio}")
+            raise UserError(f"ratio must be at least 1, got {ratio}")
         if pad not in ("replicate", "drop"):
-            raise ValueError(f"pad must be 'replicate' or 'drop', got {pad!r}")
+            raise UserError(f"pad must be 'replicate' or 'drop', got {pad!r}")
         if tokens is not None and tokens < 1:
-            raise ValueError(f"tokens must be at least 1, got {tokens}")
+            raise UserError(f"tokens must be at least 1, got {tokens}")
         if tokens is not None and ndim == 2 and math.isqrt(tokens) ** 2 != tokens:
-            raise ValueError(f"tokens must be a square number for images, got {tokens}")
+            raise UserError(f"tokens must be a square number for images, got {tokens}")
         self.head_dim, self.ndim, self.ratio, self.tokens, self.pad = (
             head_dim, ndim, ratio, tokens, pad,
         )  # fmt: skip
@@ -61,7 +62,7 @@ class Sampler(nn.Module):
         if self.pad == "replicate":
             return tuple(-(-side // self.ratio) for side in size)
         if min(size) < self.ratio:
-            raise ValueError(
+            raise UserError(
                 f"with pad='drop' every side must be at least the ratio {self.ratio}, got {size}; "
                 "use pad='replicate' or a smaller ratio"
             )

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import UserError
 from ..ops.attention import landmark_attention
 from ..ops.kernel import token_scale
 from .multihead import Layout, MultiHeadAttention
@@ -43,7 +44,7 @@ class SkyformerAttention(MultiHeadAttention):
     ) -> None:
         super().__init__(dim, num_heads, tie_qk=tie_qk, **others)
         if ridge <= 0:
-            raise ValueError(f"ridge must be greater than 0, got {ridge}")
+            raise UserError(f"ridge must be greater than 0, got {ridge}")
         self.ridge = ridge
         self.sampler = RandomSampler(self.head_dim, self.ndim, ratio, tokens, pad)
 

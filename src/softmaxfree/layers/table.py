@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
+from ..errors import UserError
 from .attention import SoftmaxFreeAttention
 from .gaussian import GaussianAttention
 from .linformer import LinformerAttention
@@ -51,17 +52,17 @@ def register_attention(name: str, **defaults: Any) -> Callable[[Attention], Atte
         defaults: Options of the class that go with the name.
     """
     if not name.isidentifier():
-        raise ValueError(f"an attention's name must be a word of letters and _, got {name!r}")
+        raise UserError(f"an attention's name must be a word of letters and _, got {name!r}")
 
     def register(attention: Attention) -> Attention:
         if not (inspect.isclass(attention) and issubclass(attention, MultiHeadAttention)):
-            raise ValueError(
+            raise UserError(
                 f"an attention must be a subclass of MultiHeadAttention, got {attention!r}"
             )
         if name in _BUILT_IN or (
             name in ATTENTIONS and not _same(attention_class(name), attention)
         ):
-            raise ValueError(f"there is an attention {name!r} already; choose another name")
+            raise UserError(f"there is an attention {name!r} already; choose another name")
         ATTENTIONS[name] = partial(attention, **defaults) if defaults else attention
         return attention
 
@@ -87,7 +88,7 @@ def chosen_options(name: str, **options: Any) -> dict[str, Any]:
     for option in chosen:
         if option not in known:
             having = [other for other in ATTENTIONS if option in attention_options(other)]
-            raise ValueError(
+            raise UserError(
                 f"attention {name!r} has no {option}; leave it out"
                 + (f", or choose one of {', '.join(having)}" if having else "")
             )
@@ -97,7 +98,7 @@ def chosen_options(name: str, **options: Any) -> dict[str, Any]:
 def attention_class(name: str) -> type[MultiHeadAttention]:
     """What the name stands for; refuses one that is not there."""
     if name not in ATTENTIONS:
-        raise ValueError(f"unknown attention {name!r}; choose one of {', '.join(ATTENTIONS)}")
+        raise UserError(f"unknown attention {name!r}; choose one of {', '.join(ATTENTIONS)}")
     entry = ATTENTIONS[name]
     found = entry.func if isinstance(entry, partial) else entry
     assert isinstance(found, type)

@@ -11,6 +11,7 @@ from timm.layers import trunc_normal_
 from timm.models import register_notrace_function, register_notrace_module
 from torch import Tensor, nn
 
+from ..errors import UserError
 from ..layers.activations import TanhGELU
 from ..layers.mlp import Mlp
 from ..layers.multihead import MultiHeadAttention
@@ -32,7 +33,7 @@ class Backbone(nn.Module, ABC):
     def __init__(self, in_chans: int) -> None:
         super().__init__()
         if in_chans < 1:
-            raise ValueError(f"in_chans must be at least 1, got {in_chans}")
+            raise UserError(f"in_chans must be at least 1, got {in_chans}")
         self.in_chans = in_chans
         self.grad_checkpointing = False
         self.register_load_state_dict_pre_hook(_adapt_weights)
@@ -99,11 +100,11 @@ class Backbone(nn.Module, ABC):
 
     def _set_head(self, num_classes: int, global_pool: str) -> None:
         if global_pool not in POOLS:
-            raise ValueError(
+            raise UserError(
                 f"global_pool must be one of {', '.join(map(repr, POOLS))}, got {global_pool!r}"
             )
         if num_classes < 0:
-            raise ValueError(f"num_classes must be 0 or more, got {num_classes}")
+            raise UserError(f"num_classes must be 0 or more, got {num_classes}")
         self.num_classes, self.global_pool = num_classes, global_pool
         self.head = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
 
@@ -168,16 +169,16 @@ def check_images(x: Tensor, in_chans: int) -> Tensor:
     """Refuses what is no batch of images; returns it."""
     if not isinstance(x, Tensor) or x.ndim != 4:
         got = f"shape {shape(x)}" if isinstance(x, Tensor) else type(x).__name__
-        raise ValueError(f"images must be (B, {in_chans}, H, W), got {got}")
+        raise UserError(f"images must be (B, {in_chans}, H, W), got {got}")
     if x.shape[1] != in_chans:
-        raise ValueError(
+        raise UserError(
             f"images must have {in_chans} channels, got shape {shape(x)}; "
             f"build the model with in_chans={x.shape[1]} for these"
         )
     if not x.is_floating_point():
-        raise ValueError(f"images must have a floating-point type, got {x.dtype}; normalise them")
+        raise UserError(f"images must have a floating-point type, got {x.dtype}; normalise them")
     if x.numel() == 0:
-        raise ValueError(f"images are empty: their shape is {shape(x)}")
+        raise UserError(f"images are empty: their shape is {shape(x)}")
     return x
 
 
@@ -185,14 +186,14 @@ def pair(value: int | Sequence[int], name: str) -> tuple[int, int]:
     """(H, W) of an int, for both, or of two."""
     sides = (value, value) if isinstance(value, int) else tuple(value)
     if len(sides) != 2 or min(sides) < 1:
-        raise ValueError(f"{name} must be a side or (height, width), got {value!r}")
+        raise UserError(f"{name} must be a side or (height, width), got {value!r}")
     return sides[0], sides[1]
 
 
 def spread_drop_path(rate: float, depth: int) -> list[float]:
     """Rates of stochastic depth, from 0 in the first block to `rate` in the last."""
     if not 0 <= rate < 1:
-        raise ValueError(f"drop_path_rate must be at least 0 and below 1, got {rate}")
+        raise UserError(f"drop_path_rate must be at least 0 and below 1, got {rate}")
     return [rate * i / max(depth - 1, 1) for i in range(depth)]
 
 

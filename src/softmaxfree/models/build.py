@@ -6,6 +6,7 @@ from typing import Any
 import timm
 from torch import nn
 
+from ..errors import UserError
 from .replace import replace_attention, replaceable
 from .replace import tie_qk as make_tied
 
@@ -25,7 +26,7 @@ def build_model(
     if not timm.is_model(backbone):
         near = get_close_matches(backbone, timm.list_models(), n=3)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        raise ValueError(f"timm has no model {backbone!r}{hint}")
+        raise UserError(f"timm has no model {backbone!r}{hint}")
 
     def create(**more: Any) -> nn.Module:
         return timm.create_model(

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from timm.models import load_state_dict
 from torch import Tensor, nn
 
+from ..errors import UserError
+
 StateDict = dict[str, Tensor]
 
 _RELEASED = re.compile(r"(patch_embed\d\.proj|pos_embed\d$|block\d\.\d+\.)")
@@ -82,7 +84,7 @@ def square_grid(tokens: Tensor) -> Tensor:
     """(1, N, C) -> (1, H, W, C) with H = W."""
     side = math.isqrt(tokens.shape[1])
     if side * side != tokens.shape[1]:
-        raise ValueError(
+        raise UserError(
             f"position embeddings of a checkpoint must be those of a square image, "
             f"got {tokens.shape[1]} positions"
         )
@@ -119,7 +121,7 @@ def check_state_dict(state: Mapping[str, Tensor], model: nn.Module, strict: bool
         )
         if keys
     ]
-    raise ValueError(
+    raise UserError(
         f"these weights do not fit this {type(model).__name__}; {'; '.join(wrong)}; "
         f"{_advice(state, expected, len(missing))}"
     )
@@ -149,18 +151,18 @@ def read_checkpoint(path: Path) -> StateDict:
     Names lose the prefix that parallel training gives them.
     """
     if not path.is_file():
-        raise ValueError(f"there is no file {path}; give the path of a checkpoint")
+        raise UserError(f"there is no file {path}; give the path of a checkpoint")
     try:
         state = load_state_dict(str(path), use_ema=True, weights_only=True)
     except Exception as error:  # whatever a broken file makes the readers raise
         reason = str(error).split("\n")[0].rstrip(".")
-        raise ValueError(
+        raise UserError(
             f"{path} cannot be read as weights ({reason}); it is truncated, or not a checkpoint "
             "of tensors alone: fetch it again"
         ) from error
     foreign = [key for key, tensor in state.items() if not isinstance(tensor, Tensor)]
     if foreign or not state:
-        raise ValueError(
+        raise UserError(
             f"{path} holds no state dict: {_some(foreign) or 'nothing'} is no tensor; "
             "save model.state_dict()"
         )

@@ -11,6 +11,7 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor
 
+from ..errors import UserError
 from ..files import write_atomically
 from .checkpoints import is_released, read_checkpoint, rename_released
 from .soft import FAMILY
@@ -63,7 +64,7 @@ def convert(source: Path, target: Path, attention: str = "soft") -> Found:
         attention: `soft` or `softpp`, which the weights do not tell; kept in the file.
     """
     if target.suffix != ".safetensors":
-        raise ValueError(f"the converted file must end in .safetensors, got {target}")
+        raise UserError(f"the converted file must end in .safetensors, got {target}")
     state = read_checkpoint(source)
     found = examine(state, source)
     if is_released(state):
@@ -84,7 +85,7 @@ def examine(state: Mapping[str, Tensor], source: Path) -> Found:
     expected = ["stages.0.embed.0.conv.weight", "stages.0.position.grid", "stages.3.cls_token"]
     if missing := [key for key in expected if key not in state]:
         some = ", ".join(list(state)[:3])
-        raise ValueError(
+        raise UserError(
             f"{source} holds no pyramid of this family: it has {some} ... "
             f"and not {', '.join(missing)}; give a checkpoint of SOFT or SOFT++"
         )

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..errors import UserError
 from ..modules import needs
 from .maps import Maps, build_body
 
@@ -109,6 +110,6 @@ def build_detector(
         arguments: Those of torchvision's class: min_size, max_size, image_mean, image_std, ...
     """
     if detector not in DETECTORS:
-        raise ValueError(f"detector must be one of {', '.join(DETECTORS)}, got {detector!r}")
+        raise UserError(f"detector must be one of {', '.join(DETECTORS)}, got {detector!r}")
     body = build_body(backbone, attention, tie_qk, drop_path, options)
     return DETECTORS[detector](body, num_classes, width, **arguments)

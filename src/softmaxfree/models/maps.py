@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..errors import UserError
 from .build import build_model
 
 
@@ -23,7 +24,7 @@ class Maps(nn.Module):
         self.strides: list[int] = [level["reduction"] for level in info]
         halving = all(b == 2 * a for a, b in zip(self.strides, self.strides[1:]))
         if len(info) < levels or not halving or not hasattr(body, "forward_intermediates"):
-            raise ValueError(
+            raise UserError(
                 f"this needs a backbone with {levels} maps, each of half the side before; "
                 f"the strides that {type(body).__name__} tells are {self.strides}"
             )

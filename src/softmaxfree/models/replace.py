@@ -19,6 +19,7 @@ from timm.models.swin_transformer import (
 from timm.models.vision_transformer import Attention, VisionTransformer
 from torch import Tensor, nn
 
+from ..errors import UserError
 from ..layers.multihead import MultiHeadAttention
 from ..layers.samplers import Size
 from ..layers.table import attention_options, build_attention, chosen_options
@@ -115,14 +116,14 @@ def replace_attention(
     places = _places(core)
     if name == ORIGINAL:
         if options:
-            raise ValueError(
+            raise UserError(
                 f"the original attention has no options; leave out {', '.join(options)}"
             )
         changes = [_restored(place) for place in places if place.replaced]
     else:
         options = _chosen(name, options)
         if getattr(getattr(core, "patch_drop", None), "prob", 0):
-            raise ValueError(
+            raise UserError(
                 "a model that drops patches has no grid of tokens; build it with patch_drop_rate=0"
             )
         changes = [_built(name, place, options) for place in places]
@@ -154,12 +155,12 @@ def tie_qk(model: nn.Module) -> nn.Module:
     places = _places(_backbone(model, "tie_qk"))
     for place in places:
         if place.replaced:
-            raise ValueError(
+            raise UserError(
                 "tie_qk is for timm's own attention, and this model's is replaced; pass "
                 "tie_qk=True to replace_attention, or put the original back first"
             )
         if isinstance(place.attention.qkv, TiedProjection):
-            raise ValueError("queries and keys of this model are tied already; leave tie_qk out")
+            raise UserError("queries and keys of this model are tied already; leave tie_qk out")
         _refuse_extras(place.attention, ("q_norm", "k_norm"))
         _check_projection(place.attention)
     for place in places:
@@ -316,7 +317,7 @@ class TokenAttention(Replaced):
     ) -> Tensor:
         """(B, prefix + N, dim) -> the same, of an image's tokens."""
         if attn_mask is not None or is_causal:
-            raise ValueError(
+            raise UserError(
                 "an attention that was replaced takes no attn_mask and no is_causal; leave them "
                 "out or put the original back"
             )
@@ -409,7 +410,7 @@ def _core(model: nn.Module) -> Any:
 def _backbone(model: nn.Module, caller: str) -> Any:
     core = _core(model)
     if core is None:
-        raise ValueError(
+        raise UserError(
             f"{caller} is for timm's VisionTransformer (ViT, DeiT) and SwinTransformer, got "
             f"{type(model).__name__}; pass such a model, without other modules around it"
         )
@@ -425,7 +426,7 @@ def _places(core: Any) -> list[_Place]:
             if not holders or any(
                 type(holder.attn) not in (Attention, TokenAttention) for holder in holders
             ):
-                raise ValueError(
+                raise UserError(
                     f"{type(block).__name__} has no attention of the usual kind (timm's "
                     "Attention); build the model with block_fn=Block and attn_layer=Attention"
                 )
@@ -441,7 +442,7 @@ def _places(core: Any) -> list[_Place]:
                 (SwinTransformerBlock, WindowAttention),
                 (WholeMapBlock, MapAttention),
             ):
-                raise ValueError(
+                raise UserError(
                     f"a block of this Swin is {type(block).__name__} with "
                     f"{type(block.attn).__name__}, expected timm's SwinTransformerBlock with "
                     "WindowAttention; pass a model of these"
@@ -453,7 +454,7 @@ def _places(core: Any) -> list[_Place]:
 def _chosen(name: str, options: dict[str, Any]) -> dict[str, Any]:
     check_own_options(name, options)
     if "qkv_bias" in options:
-        raise ValueError("qkv_bias follows from the model's weights; leave it out")
+        raise UserError("qkv_bias follows from the model's weights; leave it out")
     chosen = chosen_options(name, **options)
     if not {"tokens", "ratio"} & set(chosen) and "tokens" in attention_options(name):
         chosen["tokens"] = TOKENS
@@ -489,7 +490,7 @@ def _built(name: str, place: _Place, options: dict[str, Any]) -> _Change:
         if own is None:  # queries are keys
             continue
         if not isinstance(own, nn.Linear) or own.weight.shape != had.q.weight.shape:
-            raise ValueError(
+            raise UserError(
                 f"attention {name!r} has {part} of its own kind, where a linear layer of "
                 f"{tuple(had.q.weight.shape)} can be replaced; leave q, k, v and proj as "
                 "MultiHeadAttention makes them"
@@ -609,13 +610,13 @@ def _check_projection(attention: Any) -> None:
     """Refuses projections that are not from all channels to as many."""
     qkv, proj = attention.qkv, attention.proj
     if not isinstance(qkv, nn.Linear) or not isinstance(proj, nn.Linear):
-        raise ValueError(
+        raise UserError(
             "qkv and proj of timm's attention must be linear layers, got "
             f"{type(qkv).__name__} and {type(proj).__name__}; merge or remove what is around them"
         )
     width = qkv.in_features
     if qkv.out_features != 3 * width or proj.weight.shape != (width, width):
-        raise ValueError(
+        raise UserError(
             f"heads must share the width of the tokens, {width}, got {qkv.out_features // 3} for "
             "all of them together; build the model without a head_dim of its own"
         )
@@ -624,7 +625,7 @@ def _check_projection(attention: Any) -> None:
 def _refuse_extras(attention: Any, names: tuple[str, ...]) -> None:
     for name in names:
         if not isinstance(getattr(attention, name, None), nn.Identity | None):
-            raise ValueError(
+            raise UserError(
                 f"the model's attention has {name}, which has no place in another; build the "
                 f"model without {_EXTRAS[name]}"
             )

@@ -7,6 +7,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..errors import UserError
 from ..modules import needs
 from .maps import Maps, build_body
 
@@ -28,7 +29,7 @@ def upernet(channels: list[int], width: int) -> nn.Module:
 
 def fpn(channels: list[int], width: int) -> nn.Module:
     if width % 64:  # its norms have 32 groups, of half the width
-        raise ValueError(f"the width of decoder fpn must be a multiple of 64, got {width}")
+        raise UserError(f"the width of decoder fpn must be a multiple of 64, got {width}")
     return FPNDecoder(channels, _DEPTH, pyramid_channels=width, segmentation_channels=width // 2)
 
 
@@ -99,7 +100,7 @@ class Segmenter(Maps):
         self, body: nn.Module, decoder: str, num_classes: int, width: int, auxiliary: bool
     ) -> None:
         if decoder not in DECODERS:
-            raise ValueError(f"decoder must be one of {', '.join(DECODERS)}, got {decoder!r}")
+            raise UserError(f"decoder must be one of {', '.join(DECODERS)}, got {decoder!r}")
         make, levels = DECODERS[decoder]
         super().__init__(body, levels)
         # segmentation_models.pytorch counts from the image on, and has a map of stride 2.

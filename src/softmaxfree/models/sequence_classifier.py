@@ -6,6 +6,7 @@ import torch
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
+from ..errors import UserError
 from ..layers.blocks import PreNormBlock
 from ..layers.table import attention_options, build_attention, chosen_options
 
@@ -78,7 +79,7 @@ class SequenceEncoder(nn.Module):
         """Tokens (B, n) of int64, of which those of the mask (B, n) count -> (B, dim)."""
         n = tokens.shape[1]
         if n > self.length:
-            raise ValueError(
+            raise UserError(
                 f"a sequence has {n} tokens, but the model is built for {self.length}: cut it, "
                 "or build the model with a larger length"
             )
@@ -139,7 +140,7 @@ class SequenceClassifier(nn.Module):
         """Logits (B, num_classes) of tokens (B, n), and of second ones (B, m) where samples are
         pairs; masks are True for tokens that count."""
         if self.pairs != (second_tokens is not None):
-            raise ValueError(
+            raise UserError(
                 "this model takes "
                 + ("pairs: give second_tokens" if self.pairs else "no second_tokens")
             )

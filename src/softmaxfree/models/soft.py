@@ -18,6 +18,7 @@ from timm.models import build_model_with_cfg, checkpoint, generate_default_cfgs,
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
+from ..errors import UserError
 from ..layers.activations import ACTIVATIONS
 from ..layers.blocks import PostNormBlock, PreNormBlock
 from ..layers.patches import conv_embedding, patch_embedding
@@ -156,15 +157,13 @@ class SoftmaxFreeTransformer(Backbone):
         ratios, mlp_ratios = _four("ratios", ratios), _four("mlp_ratios", mlp_ratios, 0)
         value_conv = _four("value_conv", value_conv, 0)
         if stage4 not in STAGE4:
-            raise ValueError(f"stage4 must be one of {', '.join(STAGE4)}, got {stage4!r}")
+            raise UserError(f"stage4 must be one of {', '.join(STAGE4)}, got {stage4!r}")
         if position not in POSITIONS:
-            raise ValueError(f"position must be one of {', '.join(POSITIONS)}, got {position!r}")
+            raise UserError(f"position must be one of {', '.join(POSITIONS)}, got {position!r}")
         if act_layer not in ACTIVATIONS:
-            raise ValueError(
-                f"act_layer must be one of {', '.join(ACTIVATIONS)}, got {act_layer!r}"
-            )
+            raise UserError(f"act_layer must be one of {', '.join(ACTIVATIONS)}, got {act_layer!r}")
         if stem_stride not in (2, 4):
-            raise ValueError(f"stem_stride must be 4 or 2, got {stem_stride}")
+            raise UserError(f"stem_stride must be 4 or 2, got {stem_stride}")
         options = all_options(
             attention, attention_options, {"ratio": "ratios", "value_conv": "value_conv"},
             tie_qk=tie_qk, sampler=sampler, tokens=tokens, inverse=inverse, iters=iters,
@@ -238,7 +237,7 @@ class SoftmaxFreeTransformer(Backbone):
             intermediates_only: Return the maps alone.
         """
         if output_fmt != "NCHW":
-            raise ValueError(f"output_fmt must be 'NCHW', got {output_fmt!r}")
+            raise UserError(f"output_fmt must be 'NCHW', got {output_fmt!r}")
         wanted, last = feature_take_indices(len(self.stages), indices)
         x, maps = self.check(x), []
         for i, stage in enumerate(self.stages[: last + 1] if stop_early else self.stages):
@@ -292,7 +291,7 @@ def _four(name: str, values: Any, least: float = 1) -> tuple[Any, ...]:
     """One value of each stage; one for all if a number is given."""
     four = (values,) * 4 if isinstance(values, int | float) else tuple(values)
     if len(four) != 4 or min(four) < least:
-        raise ValueError(f"{name} must be 4 numbers, {least} or more, got {values!r}")
+        raise UserError(f"{name} must be 4 numbers, {least} or more, got {values!r}")
     return four
 
 
@@ -315,7 +314,7 @@ def all_options(
     names = {option: option for option in arguments} | dict(per_layer)
     for option in alone:
         if option in names:
-            raise ValueError(
+            raise UserError(
                 f"{option} in attention_options is set by an argument of the model; "
                 f"pass {names[option]} there"
             )
@@ -326,9 +325,9 @@ def check_own_options(attention: str, options: Iterable[str]) -> None:
     """Refuses options that the model, or the attention's name, settles."""
     for option in options:
         if option in FROM_MODEL:
-            raise ValueError(f"{option} follows from the model; leave it out")
+            raise UserError(f"{option} follows from the model; leave it out")
         if option == "normalize" and attention in ("soft", "softpp"):
-            raise ValueError(
+            raise UserError(
                 f"normalize is what tells softpp from soft, and attention is {attention!r}; "
                 "choose by the name"
             )

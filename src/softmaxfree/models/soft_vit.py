@@ -12,6 +12,7 @@ from timm.models import build_model_with_cfg, checkpoint, generate_default_cfgs,
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
+from ..errors import UserError
 from ..layers.blocks import PreNormBlock
 from ..layers.patches import PatchProjection
 from ..layers.table import build_attention
@@ -75,7 +76,7 @@ class SoftmaxFreeViT(Backbone):
         dtype: torch.dtype | None = None,
     ) -> None:
         if min(patch_size, embed_dim, depth) < 1:
-            raise ValueError(
+            raise UserError(
                 "patch_size, embed_dim and depth must be at least 1, "
                 f"got {patch_size}, {embed_dim}, {depth}"
             )
@@ -159,7 +160,7 @@ class SoftmaxFreeViT(Backbone):
             intermediates_only: Return what the blocks give alone.
         """
         if output_fmt not in ("NCHW", "NLC"):
-            raise ValueError(f"output_fmt must be 'NCHW' or 'NLC', got {output_fmt!r}")
+            raise UserError(f"output_fmt must be 'NCHW' or 'NLC', got {output_fmt!r}")
         wanted, last = feature_take_indices(len(self.blocks), indices)
         x, size = self._embed(self.check(x))
         found: list[Any] = []

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import UserError
 from . import native
 from .batching import keep_signature, mapped_axis_first, needs_apply
 from .checks import check_floating, shape
@@ -64,15 +65,15 @@ def pinv(a: Tensor, method: str = "auto", iters: int = 20, ridge: float | None =
 def check_inverse(method: str, iters: int, ridge: float | None) -> float:
     """Refuses what no inverse can be computed with; returns the ridge that None stands for."""
     if method not in INVERSES:
-        raise ValueError(f"unknown method {method!r}; choose one of {', '.join(INVERSES)}")
+        raise UserError(f"unknown method {method!r}; choose one of {', '.join(INVERSES)}")
     if iters < 1:
-        raise ValueError(f"iters must be at least 1, got {iters}")
+        raise UserError(f"iters must be at least 1, got {iters}")
     if ridge is None:
         return 0.01 if method in ("auto", "rescaled", "damped") else 0.0
     if not (math.isfinite(ridge) and ridge >= 0):
-        raise ValueError(f"ridge must be a finite number, 0 or more, got {ridge}")
+        raise UserError(f"ridge must be a finite number, 0 or more, got {ridge}")
     if ridge == 0 and method in ("auto", "rescaled"):
-        raise ValueError(
+        raise UserError(
             f"method {method!r} needs a ridge above 0; use 'newton' or 'exact' for none"
         )
     return float(ridge)

@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import UserError
+
 SOURCE = Path(__file__).with_name("native.cpp")
 
 _FLAGS = (
@@ -65,7 +67,7 @@ def build() -> Path:
     """Compiles the library for this machine and puts it where it is found; returns the place."""
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
-        raise RuntimeError(
+        raise UserError(
             "no C++ compiler found: install g++ (12 or later) or clang++ (15), or set CXX; "
             "without it everything works as before, computed by torch"
         )
@@ -79,7 +81,7 @@ def build() -> Path:
             if done.returncode == 0:
                 break
         else:
-            raise RuntimeError(f"{compiler} could not compile {SOURCE.name}: {done.stderr[:500]}")
+            raise UserError(f"{compiler} could not compile {SOURCE.name}: {done.stderr[:500]}")
         made.replace(target)
     library.cache_clear()
     return target

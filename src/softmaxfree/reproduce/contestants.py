@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from ..bench.trained import TrainedRun, config
+from ..errors import DivergedError
 from ..files import write_atomically
 from ..models.build import build_model
 
@@ -143,9 +144,7 @@ class ContestantRun(TrainedRun):
             return
         try:
             super().train(threads)
-        except RuntimeError as error:
-            if "the loss is" not in str(error):
-                raise
+        except DivergedError as error:
             told = super().told()
             told |= {"diverged": str(error), "scores": {"accuracy": dict.fromkeys(SIZES, GUESSING)}}
         else:

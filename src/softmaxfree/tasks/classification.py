@@ -12,6 +12,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from ..data import ImageData
 from ..data.samples import NOTHING, Batch
+from ..errors import UserError
 from ..models.build import build_model
 from .task import Task
 from .warm_start import Teacher, distillation_loss
@@ -88,14 +89,14 @@ class Classification(Task):
             return
         data = self.images
         if self.mix and data and data.samples_per_process() % 2:
-            raise ValueError(
+            raise UserError(
                 f"mixup and cutmix need an even number of images in a process, and "
                 f"--data.batch_size {data.batch_size} gives {data.samples_per_process()}"
             )
         if self.teacher_name:
             path = Path(self.teacher_checkpoint) if self.teacher_checkpoint else None
             if data is None:
-                raise ValueError("a teacher needs to know how images are normalised: use ImageData")
+                raise UserError("a teacher needs to know how images are normalised: use ImageData")
             normal = data.preparation
             self.teacher = Teacher(
                 self.teacher_name, path, self.num_classes, normal["mean"], normal["std"]

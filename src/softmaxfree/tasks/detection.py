@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ..data import DetectionData
 from ..data.detection import SceneBatch
 from ..data.scenes import Scenes
+from ..errors import UserError
 from ..files import write_atomically
 from ..models.checkpoints import read_checkpoint
 from ..models.detectors import FIRST_LABEL, build_detector
@@ -126,7 +127,7 @@ class Detection(Task):
 
     def _scenes(self, part: str) -> Scenes:
         if not isinstance(self.data, DetectionData):
-            raise ValueError("detections are scored against the scenes of DetectionData")
+            raise UserError("detections are scored against the scenes of DetectionData")
         scenes: Scenes = self.data.sources[part]
         return scenes
 

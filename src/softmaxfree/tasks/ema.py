@@ -7,6 +7,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import WeightAveraging
 from torch import Tensor
 
+from ..errors import UserError
+
 
 class MovingAverage(WeightAveraging):
     """Weights and buffers averaged over the steps, by Lightning.
@@ -19,7 +21,7 @@ class MovingAverage(WeightAveraging):
 
     def __init__(self, decay: float) -> None:
         if not 0 <= decay < 1:
-            raise ValueError(f"ema must be at least 0 and below 1, got {decay}")
+            raise UserError(f"ema must be at least 0 and below 1, got {decay}")
         self.decay = decay
         super().__init__(multi_avg_fn=self._average)
 

@@ -13,6 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from ..errors import UserError
 from ..files import write_atomically
 from .predict import Classifier, read_run_checkpoint
 
@@ -31,9 +32,7 @@ def embedded_classifier(attention: str = "softpp", size: int | None = None) -> C
     """
     if attention not in EMBEDDED:
         known = ", ".join(EMBEDDED)
-        raise ValueError(
-            f"no model with attention {attention!r} is embedded; choose one of {known}"
-        )
+        raise UserError(f"no model with attention {attention!r} is embedded; choose one of {known}")
     with safe_open(_file(attention), framework="pt") as file:
         checkpoint: dict[str, Any] = json.loads(file.metadata()["checkpoint"])
     checkpoint["state_dict"] = load_file(_file(attention))

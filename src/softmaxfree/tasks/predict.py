@@ -9,6 +9,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from ..data.transforms import evaluation_transform
+from ..errors import UserError, user_file
 from ..files import write_atomically
 from ..models.build import build_model
 from .predict_labels import Labeller
@@ -83,18 +84,18 @@ def read_image(path: Path) -> Image.Image:
             return image.convert("RGB")
     except Exception as error:  # whatever a broken file makes the decoders raise
         reason = "there is none" if not path.exists() else "it is none, or broken"
-        raise ValueError(f"{path} cannot be read as an image: {reason}") from error
+        raise UserError(f"{path} cannot be read as an image: {reason}") from error
 
 
 def read_run_checkpoint(path: Path) -> dict[str, Any]:
     """A run's checkpoint, without running anything in it."""
     if not path.is_file():
-        raise ValueError(f"there is no checkpoint {path}; give the path of a run's last.ckpt")
+        raise UserError(f"there is no checkpoint {path}; give the path of a run's last.ckpt")
     try:
         checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever a broken file makes torch raise
         reason = str(error).split("\n")[0].rstrip(".")
-        raise ValueError(
+        raise UserError(
             f"{path} cannot be read as a checkpoint ({reason}): it is truncated, or none of a run"
         ) from error
     return checkpoint
@@ -133,7 +134,7 @@ def run(
         _refuse(ckpt, "classes of pixels", {"--top": top, "--threshold": threshold})
         found = _label(images, Labeller(checkpoint, size), out or Path("predictions"))
     else:
-        raise ValueError(
+        raise UserError(
             f"{ckpt} is no checkpoint that can predict; "
             "give the last.ckpt that `softmaxfree fit` writes"
         )
@@ -145,12 +146,12 @@ def run(
 def _refuse(ckpt: Path, what: str, options: dict[str, Any]) -> None:
     for name, value in options.items():
         if value is not None:
-            raise ValueError(f"{ckpt} finds {what}, for which there is no {name}: leave it out")
+            raise UserError(f"{ckpt} finds {what}, for which there is no {name}: leave it out")
 
 
 def _classify(images: list[Path], classifier: Classifier, top: int) -> dict[str, Any]:
     if top < 1:
-        raise ValueError(f"--top must be at least 1, got {top}")
+        raise UserError(f"--top must be at least 1, got {top}")
     found = {str(path): classifier.top(path, top) for path in images}
     for path, classes in found.items():
         print(path)
@@ -164,7 +165,7 @@ def _find(
 ) -> dict[str, Any]:
     threshold = 0.5 if threshold is None else threshold
     if not 0 <= threshold <= 1:
-        raise ValueError(f"--threshold must be from 0 to 1, got {threshold}")
+        raise UserError(f"--threshold must be from 0 to 1, got {threshold}")
     everything = {}
     for path, name in _pictures(images, out).items():
         drawn, everything[str(path)] = finder.find(read_image(path), threshold)
@@ -195,7 +196,8 @@ def _label(images: list[Path], labeller: Labeller, out: Path) -> dict[str, Any]:
 
 def _pictures(images: list[Path], out: Path) -> dict[Path, str]:
     """Names for pictures of files: their own, numbered where an earlier one has it."""
-    out.mkdir(parents=True, exist_ok=True)
+    with user_file(out, "write to"):
+        out.mkdir(parents=True, exist_ok=True)
     names: dict[Path, str] = {}
     for path in images:
         taken = path.stem in names.values()

@@ -23,6 +23,7 @@ from torchvision.datasets import ImageFolder
 from tqdm import tqdm
 
 from ..data.sources import find_root
+from ..errors import UserError
 from ..files import write_atomically
 from ..models.soft import PUBLISHED
 from .embedded import in_half_precision
@@ -79,9 +80,9 @@ def publish(run: Path) -> str:
     told: dict[str, Any] = json.loads((run / "run.json").read_text())
     name = f"{checkpoint['hyper_parameters']['backbone']}.cifar10"
     if name not in PUBLISHED:
-        raise ValueError(f"{run} is of {name}; weights are published of {', '.join(PUBLISHED)}")
+        raise UserError(f"{run} is of {name}; weights are published of {', '.join(PUBLISHED)}")
     if "scores" not in told:
-        raise ValueError(
+        raise UserError(
             f"{run} has not ended; go on with `softmaxfree fit --ckpt_path {run}/last.ckpt`"
         )
     weights = in_half_precision(checkpoint, "model.")

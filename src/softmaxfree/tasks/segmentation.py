@@ -11,6 +11,7 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 from ..data import SegmentationData
 from ..data.label_maps import IGNORE
 from ..data.segmentation import SegmentationBatch
+from ..errors import UserError
 from ..models.checkpoints import read_checkpoint
 from .task import Task
 from .windows import sliding_logits
@@ -67,7 +68,7 @@ class Segmentation(Task):
         self.num_classes, self.auxiliary = num_classes, auxiliary
         self.window, self.step = window, step
         if step is not None and window is None:
-            raise ValueError(f"step {step} is from one window to the next: give --model.window too")
+            raise UserError(f"step {step} is from one window to the next: give --model.window too")
         self.model = build_segmenter(
             decoder, num_classes, backbone, attention, tie_qk, drop_path, options, width,
             auxiliary > 0,
@@ -110,7 +111,7 @@ class Segmentation(Task):
         except ValueError as error:
             if "more than 1 value per channel" not in str(error):
                 raise
-            raise ValueError(
+            raise UserError(
                 "this decoder pools an image to one pixel, and batch normalisation needs two of "
                 "them: give --data.batch_size 2 or more for each process and accumulated batch"
             ) from error

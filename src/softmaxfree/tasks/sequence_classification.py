@@ -9,6 +9,7 @@ from torchmetrics import Metric
 from ..data import SequenceData
 from ..data.samples import NOTHING
 from ..data.sequence_data import SequenceBatch
+from ..errors import UserError
 from ..models.sequence_classifier import SequenceClassifier
 from .classification import Scores
 from .task import Task
@@ -76,17 +77,17 @@ class SequenceClassification(Task):
         if not isinstance(data, SequenceData):
             return
         if data.vocabulary > self.vocabulary:
-            raise ValueError(
+            raise UserError(
                 f"{data.dataset} has {data.vocabulary} tokens, but the model has "
                 f"{self.vocabulary}: give --model.vocabulary {data.vocabulary}"
             )
         if data.longest > self.length:
-            raise ValueError(
+            raise UserError(
                 f"sequences have up to {data.longest} tokens, but the model is built for "
                 f"{self.length}: give --model.length {data.longest} or a smaller --data.max_length"
             )
         if data.pairs != self.pairs:
-            raise ValueError(
+            raise UserError(
                 f"samples of {data.dataset} are {'' if data.pairs else 'no '}pairs of sequences: "
                 f"give --model.pairs {str(data.pairs).lower()}"
             )

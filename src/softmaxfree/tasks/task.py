@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..data.counters import seed_step
 from ..data.module import Data
+from ..errors import DivergedError, UserError
 from .ema import MovingAverage
 from .warm_start import initialise
 
@@ -73,12 +74,12 @@ class Task(LightningModule):
         self.optimizer, self.optimizer_options = optimizer, optimizer_options or {}
         self.lr, self.weight_decay, self.layer_decay = lr, weight_decay, layer_decay
         if (schedule == "step") != bool(milestones):
-            raise ValueError(
+            raise UserError(
                 "milestones are the epochs at which schedule: step lowers the learning rate; "
                 f"got schedule: {schedule} with milestones: {milestones}"
             )
         if warmup_epochs and warmup_steps is not None:
-            raise ValueError(
+            raise UserError(
                 f"warm-up is given twice, as {warmup_epochs:g} epochs and as {warmup_steps} steps: "
                 "leave out warmup_epochs or warmup_steps"
             )
@@ -97,7 +98,7 @@ class Task(LightningModule):
             parameters = [p for n, p in self.model.named_parameters() if fnmatchcase(n, pattern)]
             if not modules and not parameters:
                 names = ", ".join(name for name, _ in self.model.named_children())
-                raise ValueError(
+                raise UserError(
                     f"nothing of the model is called {pattern!r}, so it cannot be frozen; "
                     f"its parts are {names}, and * stands for any characters"
                 )
@@ -128,7 +129,7 @@ class Task(LightningModule):
         )
         steps = self.trainer.estimated_stepping_batches
         if steps == float("inf"):
-            raise ValueError(
+            raise UserError(
                 "the learning rate follows a schedule, which needs an end: "
                 "give --trainer.max_epochs or --trainer.max_steps"
             )
@@ -213,7 +214,7 @@ class Task(LightningModule):
             return
         numbers = indices.tolist()
         names = self.data.describe(numbers) if self.data else [str(number) for number in numbers]
-        raise RuntimeError(
+        raise DivergedError(
             f"the loss is {loss.item()} at step {self.trainer.global_step} (epoch "
             f"{self.trainer.current_epoch}), and training stopped before it reached the weights; "
             f"the last checkpoint is good; the batch: {', '.join(names)}"

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..errors import UserError
 from ..models.checkpoints import checkpoint_filter_fn, read_checkpoint
 from ..models.replace import rename_projections
 
@@ -30,7 +31,7 @@ def initialise(model: nn.Module, path: Path) -> str:
     }
     left = [name for name in own if name not in taken]
     if not any(name in taken for name, _ in model.named_parameters()):
-        raise ValueError(
+        raise UserError(
             f"nothing in {path} fits this {type(model).__name__} by name and shape: "
             "it holds the weights of another kind of model"
         )
@@ -66,7 +67,7 @@ class Teacher:
             state = read_checkpoint(checkpoint)
             self.model.load_state_dict({k.removeprefix("model."): v for k, v in state.items()})
         if self.model.num_classes != num_classes:
-            raise ValueError(
+            raise UserError(
                 f"the teacher {name} has {self.model.num_classes} classes, the student "
                 f"{num_classes}: give a teacher that was trained for the same classes"
             )

@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from ..errors import UserError
+
 
 def sliding_logits(
     segment: Callable[[Tensor], Tensor], images: Tensor, window: int, step: int
@@ -39,7 +41,7 @@ def sliding_logits(
 def places(side: int, window: int, step: int) -> list[int]:
     """Where windows begin: every `step`, the last one at the end of the side."""
     if not 0 < step <= window:
-        raise ValueError(
+        raise UserError(
             f"windows must follow each other without gaps: window {window}, step {step}; "
             "give a step from 1 to the window's side"
         )

@@ -11,6 +11,7 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
+from ..errors import DivergedError, UserError
 from ..files import atomic_file, remove_unfinished
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -18,6 +19,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 class Stopped(Exception):  # noqa: N818 (not an error)
     """A signal asked the run to stop, and its state is saved."""
+
+    def __init__(self, message: str, number: signal.Signals) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + number
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -54,7 +59,7 @@ class RunCheckpoint(Checkpoint):
         config: str | None = None,
     ) -> None:
         if save_every < 1:
-            raise ValueError(f"--save_every must be at least 1, got {save_every}")
+            raise UserError(f"--save_every must be at least 1, got {save_every}")
         self.last, self.best = folder / "last.ckpt", folder / "best.ckpt"
         self.save_every, self.monitor, self.config = save_every, monitor, config
         self.highest = float("-inf")
@@ -110,7 +115,10 @@ class RunCheckpoint(Checkpoint):
         if asked:
             before()
             name = self.received.name if self.received else "a signal to another process"
-            raise Stopped(f"stopped by {name} after step {trainer.global_step}")
+            raise Stopped(
+                f"stopped by {name} after step {trainer.global_step}",
+                self.received or signal.SIGTERM,
+            )
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         value = trainer.callback_metrics.get(self.monitor)
@@ -126,7 +134,7 @@ class RunCheckpoint(Checkpoint):
             return
         for name, parameter in trainer.lightning_module.named_parameters():
             if not torch.isfinite(parameter).all():
-                raise RuntimeError(
+                raise DivergedError(
                     f"the weights {name} are no longer finite after step {trainer.global_step}; "
                     f"the last good checkpoint is kept"
                 )

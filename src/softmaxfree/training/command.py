@@ -23,6 +23,7 @@ from torch import nn
 
 from ..bench.measure import largest_memory
 from ..data.module import Data
+from ..errors import UserError
 from ..files import recipe, write_atomically
 from ..modules import MODULES, Names, import_modules, listed
 from ..tasks import Task
@@ -30,7 +31,7 @@ from ..tasks.predict import read_run_checkpoint
 from .allocator import keep_freed_memory
 from .checkpoint import AtomicCheckpointIO, RunCheckpoint, Stopped
 from .log import LineLogger, Pace
-from .report import describe_run, draw_curves, example_image, origin
+from .report import describe_run, draw_curves, example_image, leave_traceback, origin
 from .restart import join_after_restart, restarts
 
 DESCRIPTIONS = {
@@ -135,7 +136,7 @@ class TrainingCLI(LightningCLI):
         import_modules(config.modules)
         if self.command == "fit":
             if config.trainer.default_root_dir:
-                raise ValueError(
+                raise UserError(
                     "--trainer.default_root_dir has no effect here; give the run's folder by --out"
                 )
             self.folder = folder_of_run(config)
@@ -143,11 +144,11 @@ class TrainingCLI(LightningCLI):
                 last = self.folder / "last.ckpt"
                 config.ckpt_path = str(last) if last.exists() else None
         if config.ckpt_path and not Path(config.ckpt_path).is_file():
-            raise ValueError(f"there is no checkpoint {config.ckpt_path}")
+            raise UserError(f"there is no checkpoint {config.ckpt_path}")
         model = config.model.init_args
         trained = model.get("init_from") or (model.get("options") or {}).get("pretrained")
         if self.command != "fit" and not config.ckpt_path and not trained:
-            raise ValueError(
+            raise UserError(
                 f"{self.command} would score untrained weights: give --ckpt_path FILE, "
                 "--model.init_from FILE or --model.options.pretrained true"
             )
@@ -192,6 +193,16 @@ class TrainingCLI(LightningCLI):
             write_atomically(self.folder / "config.yaml", text)
             describe_run(self.folder, **self.origin)
         return trainer
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        try:
+            super()._run_subcommand(subcommand)
+        except (UserError, Stopped, KeyboardInterrupt):
+            raise
+        except BaseException:
+            if self.command == "fit":
+                leave_traceback(self.folder, self.trainer.global_rank)
+            raise
 
     def before_fit(self) -> None:
         self.started = perf_counter()
@@ -281,9 +292,10 @@ def run(command: str, arguments: list[str]) -> None:
     try:
         TrainingCLI(command, arguments)
     except MisconfigurationException as error:
-        raise ValueError(str(error).strip()) from error
+        raise UserError(str(error).strip()) from error
     except Stopped as stop:
         print(f"\nsoftmaxfree: {stop}; all of its state is saved, and --ckpt_path last goes on")
+        raise SystemExit(stop.exit_code) from None
 
 
 def _with_configuration(command: str, arguments: list[str]) -> list[str]:
@@ -295,7 +307,7 @@ def _with_configuration(command: str, arguments: list[str]) -> list[str]:
         config = _configuration_of_checkpoint(Path(path), command, arguments)
         return ["--config", config, *arguments]
     if command != "fit":
-        raise ValueError(
+        raise UserError(
             f"{command} needs something to score: give --ckpt_path FILE, or --config FILE"
         )
     return ["--config", str(recipe("digits/softpp_nano.yaml")), *arguments]
@@ -314,11 +326,11 @@ def _configuration_of_checkpoint(path: Path, command: str, arguments: list[str])
     """What a run was told, but for modules to import: nothing is run because a file says so."""
     text = read_run_checkpoint(path).get("config")
     if not isinstance(text, str):
-        raise ValueError(f"{path} does not say how it was trained: give its --config")
+        raise UserError(f"{path} does not say how it was trained: give its --config")
     config = yaml.safe_load(text)
     own = listed(config.pop("modules", None))
     if own and not any(word.startswith("--modules") for word in arguments):
-        raise ValueError(
+        raise UserError(
             f"{path} was trained with modules of your own, which are not imported because a file "
             f"names them: give --modules [{','.join(own)}]"
         )
@@ -356,7 +368,7 @@ def folder_of_run(config: Namespace) -> Path:
         config.ckpt_path = "last"
     if config.out or parallel or config.ckpt_path:
         if (base / "last.ckpt").exists() and not config.ckpt_path:
-            raise ValueError(
+            raise UserError(
                 f"{base} holds a run already: give --ckpt_path last to go on with it, "
                 "or another folder with --out"
             )

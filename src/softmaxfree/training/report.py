@@ -1,6 +1,7 @@
 """What a run leaves for people: curves, scores at several sizes, the command to predict with."""
 
 import json
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,12 @@ def origin() -> dict[str, Any]:
 def describe_run(folder: Path, **known: Any) -> None:
     """Writes run.json: what is known of a run."""
     write_atomically(folder / "run.json", json.dumps(known, indent=1) + "\n")
+
+
+def leave_traceback(folder: Path, rank: int) -> None:
+    """Writes the traceback of the exception that is being handled into the run's folder."""
+    name = f"traceback-{rank}.txt" if rank else "traceback.txt"
+    write_atomically(folder / name, traceback.format_exc())
 
 
 def draw_curves(folder: Path, curves: dict[str, list[str]]) -> Path:
