@@ -18,6 +18,7 @@ from softmaxfree.ops import native
 from softmaxfree.ops.inverse import INVERSES
 
 SHARED = Path(__file__).parents[2] / "shared"
+SELECTION = Path(__file__).parent / "golden"
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
@@ -53,8 +54,10 @@ def compiled(cache_with_library: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 class Golden:
     """Tensors computed with the authors' released code, by name."""
 
-    def __init__(self, tensors: dict[str, Tensor], dtype: torch.dtype) -> None:
-        self.tensors, self.dtype = tensors, dtype
+    def __init__(
+        self, tensors: dict[str, Tensor], dtype: torch.dtype, selected: bool = False
+    ) -> None:
+        self.tensors, self.dtype, self.selected = tensors, dtype, selected
 
     def below(self, prefix: str) -> dict[str, Tensor]:
         found = {
@@ -62,15 +65,20 @@ class Golden:
             for name, tensor in self.tensors.items()
             if name.startswith(prefix)
         }
+        if not found and self.selected:
+            pytest.skip(f"{prefix} is in the full set of golden tensors only, in ../shared")
         assert found, f"no golden tensors below {prefix}"
         return found
 
 
 def load_golden(name: str, precision: str) -> Golden:
-    path = SHARED / "golden" / f"{name}_{precision}.safetensors"
-    if not path.exists():
-        pytest.skip(f"the golden tensors {path.name} are not beside this clone, in ../shared")
-    return Golden(load_file(path), torch.float64 if precision == "f64" else torch.float32)
+    """Of the full set, if that is beside this clone; else of the selection in tests/golden."""
+    file = f"{name}_{precision}.safetensors"
+    for folder in (SHARED / "golden", SELECTION):
+        if (folder / file).exists():
+            dtype = torch.float64 if precision == "f64" else torch.float32
+            return Golden(load_file(folder / file), dtype, selected=folder == SELECTION)
+    pytest.skip(f"the golden tensors {file} are in the full set only, in ../shared")
 
 
 @pytest.fixture(scope="session", params=["f64", "f32"])

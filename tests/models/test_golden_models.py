@@ -12,7 +12,8 @@ import softmaxfree  # noqa: F401 - registers the models
 from softmaxfree.models.checkpoints import rename_released
 from softmaxfree.models.convert import convert
 
-from ..conftest import SHARED, Golden, load_golden
+from ..conftest import SELECTION, SHARED, Golden, load_golden
+from ..golden.selection import select
 from ..helpers import relative_error
 from ..released import assert_close
 
@@ -45,6 +46,39 @@ def build(kind: str, golden: Golden, folder: Path, **arguments: object) -> nn.Mo
 def images(size: str, golden: Golden) -> Tensor:
     inputs = load_file(SHARED / "golden" / "inputs_f32.safetensors")
     return inputs[f"in/{size}"].to(golden.dtype)
+
+
+@KINDS
+def test_logits_from_stage_3_on(kind: str) -> None:
+    """Of the tensors that every clone has: SOFT blocks, class token, resized positions, head."""
+    selected = load_file(SELECTION / "soft_mini.safetensors")
+    selected |= load_file(SELECTION / f"{kind}.safetensors")
+    golden = Golden(selected, torch.float64)
+    inverse = {"inverse": "released_backtrack"} if kind == "soft_norm_mini" else {}
+    model = timm.create_model(NAMES[kind], **MINI, **inverse, dtype=torch.float64).eval()
+    missing, unexpected = model.load_state_dict(
+        rename_released(golden.below("state/")), strict=False
+    )
+    assert not unexpected
+    assert all(name.startswith(("stages.0.", "stages.1.")) for name in missing)
+    with torch.no_grad():
+        x, size = model.stages[2](selected["out/256x192/stage2"])
+        x, _ = model.stages[3](model.stages[2].to_map(x, size))
+        logits = model.forward_head(model.norm(x))
+    assert_close(logits, selected["out/256x192/logits"], golden)
+
+
+def test_the_selection_is_of_the_full_set() -> None:
+    if not (SHARED / "golden").exists():
+        pytest.skip("the full set of golden tensors is not beside this clone, in ../shared")
+    sizes = 0
+    for name, tensors in select(SHARED / "golden").items():
+        file = SELECTION / f"{name}.safetensors"
+        stored = load_file(file)
+        assert stored.keys() == tensors.keys()
+        assert all(torch.equal(stored[key], tensors[key]) for key in stored)
+        sizes += file.stat().st_size
+    assert sizes <= 2e6
 
 
 @KINDS
