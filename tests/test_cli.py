@@ -7,11 +7,13 @@ import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
 import torch
 
+from softmaxfree import cli
 from softmaxfree.cli import main
 
 
@@ -147,25 +149,72 @@ def test_convert_refuses_a_broken_file_in_one_line(tmp_path: Path) -> None:
     assert "in.pth cannot be read as weights" in done.stderr
 
 
+WEIGHTS = Path(cli.__file__).parent / "weights"
+
+
 @pytest.mark.slow
 def test_export_to_onnx_is_checked_at_other_sizes(tmp_path: Path) -> None:
-    model, target = timm.create_model("softpp_nano", num_classes=10), tmp_path / "model.onnx"
-    for parameter in model.parameters():  # away from where all inputs give the same
-        torch.nn.init.normal_(parameter, std=0.2) if parameter.ndim == 1 else None
-    torch.save(model.state_dict(), tmp_path / "weights.pth")
+    """With trained weights, and at sizes that no window divides."""
+    model, target = (
+        timm.create_model("softpp_nano.cifar10", pretrained=True),
+        tmp_path / "nano.onnx",
+    )
     done = softmaxfree(
         "export", "softpp_nano", str(target), "--num_classes", "10",
-        "--checkpoint", str(tmp_path / "weights.pth"), "--size", "64",
+        "--checkpoint", str(WEIGHTS / "softpp_nano.cifar10.safetensors"),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    for size in ("96 x 64", "64 x 96", "81 x 107"):
+    for size in ("64 x 32", "32 x 48", "49 x 75"):
         assert size in done.stdout
+    assert "the check says little" not in done.stdout
     import onnxruntime
 
     session = onnxruntime.InferenceSession(target)
-    images = torch.randn(3, 3, 55, 70)
-    (logits,) = session.run(None, {"images": images.numpy()})
-    torch.testing.assert_close(torch.from_numpy(logits), model.eval()(images), atol=1e-4, rtol=1e-4)
+    for sides in ((49, 75), (55, 70), (33, 101)):
+        images = torch.randn(3, 3, *sides, generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            expected = model.eval()(images)
+        assert (expected[0] - expected[1]).abs().max() > 0.1
+        (logits,) = session.run(None, {"images": images.numpy()})
+        error = (torch.from_numpy(logits) - expected).abs().max() / expected.abs().max()
+        assert error < 5e-4
+
+
+def test_a_wrong_export_is_found_and_not_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On purpose: the windows at the right and bottom edge are cut off."""
+    from softmaxfree import deploy
+    from softmaxfree.layers import samplers
+
+    right = deploy.export
+
+    def export_cut_off(*arguments: Any) -> None:
+        with pytest.MonkeyPatch.context() as wrong:
+            wrong.setattr(samplers, "ceil_div", lambda count, divisor: count // divisor)
+            right(*arguments)
+
+    monkeypatch.setattr(deploy, "export", export_cut_off)
+    target = tmp_path / "nano.pt2"
+    with pytest.raises(RuntimeError, match="does not compute what softpp_nano computes"):
+        softmaxfree(
+            "export", "softpp_nano", str(target), "--num_classes", "10",
+            "--checkpoint", str(WEIGHTS / "softpp_nano.cifar10.safetensors"),
+        )  # fmt: skip
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_that_tell_no_images_apart_are_said_to_be_so(tmp_path: Path) -> None:
+    model = timm.create_model("softpp_nano", num_classes=10)
+    torch.nn.init.zeros_(model.head.weight)
+    torch.nn.init.ones_(model.head.bias)
+    torch.save(model.state_dict(), tmp_path / "weights.pth")
+    done = softmaxfree(
+        "export", "softpp_nano", str(tmp_path / "nano.pt2"), "--num_classes", "10",
+        "--checkpoint", str(tmp_path / "weights.pth"),
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert "the check says little" in done.stdout
 
 
 def test_export_takes_an_attention_of_ones_own(

@@ -19,6 +19,11 @@ from .models.backbone import Backbone
 from .models.checkpoints import read_checkpoint
 
 Size = tuple[int, int]
+TOLERANCE = 1e-3
+"""Of an exported file's logits, relative to the model's largest.
+
+Rounding in float32 came to 2e-4 at three times the size of training; cut-off windows to 9e-2.
+"""
 
 
 def export_checked(
@@ -31,6 +36,7 @@ def export_checked(
     attention: str | None,
 ) -> None:
     """Builds a backbone, exports it, compares the file with it at other sizes, and says so."""
+    _check_suffix(path)
     names = timm.list_models("soft*")
     if name not in names:
         close = difflib.get_close_matches(name, names) or ["softpp_tiny"]
@@ -44,12 +50,22 @@ def export_checked(
     side = side or model.default_cfg["input_size"][-1]
     sizes = [(side + 32, side), (side, side * 3 // 2), (side + 17, side + 43)]
     print(f"exporting {name} ...", flush=True)
-    export(model, path, (side, side + 16))
+    checked = path.with_name(f".{path.name}.unchecked{path.suffix}")
+    try:
+        export(model, checked, (side, side + 16))
+        for (height, width), error in compare(model, checked, sizes).items():
+            print(f"  {height} x {width}: {error:.1e} of the largest logit from the model")
+            if not error <= TOLERANCE:
+                raise RuntimeError(
+                    f"the exported graph does not compute what {name} computes; {path} is not "
+                    "written"
+                )
+        checked.replace(path)
+    finally:
+        checked.unlink(missing_ok=True)
     print(f"written: {path}, {path.stat().st_size / 1e6:.1f} MB")
-    for (height, width), error in compare(model, path, sizes).items():
-        print(f"  {height} x {width}: {error:.1e} from the model, relative to its largest logit")
-        if error > 1e-4:
-            raise RuntimeError(f"{path} does not compute what the model computes; do not use it")
+    if alike(model, sizes[0]):
+        print("  with these weights all images have nearly the same logits: the check says little")
 
 
 def export(model: Backbone, path: Path, size: Size) -> None:
@@ -60,8 +76,7 @@ def export(model: Backbone, path: Path, size: Size) -> None:
         path: Its suffix says which of the two.
         size: (height, width) of the image that the model is traced with.
     """
-    if path.suffix not in (".onnx", ".pt2"):
-        raise UserError(f"the exported file must end in .onnx or .pt2, got {path}")
+    _check_suffix(path)
     if path.suffix == ".onnx":
         _need_onnx()
         _refuse_what_onnx_lacks(model)
@@ -101,6 +116,14 @@ def compare(model: Backbone, path: Path, sizes: Sequence[Size]) -> dict[Size, fl
     return errors
 
 
+@torch.no_grad()
+def alike(model: Backbone, size: Size) -> bool:
+    """Whether two different images have the same logits, but for ten times the tolerance."""
+    images = torch.randn(2, model.in_chans, *size, generator=torch.Generator().manual_seed(0))
+    first, second = model.eval()(images)
+    return bool((first - second).abs().max() < 10 * TOLERANCE * first.abs().max())
+
+
 def open_exported(path: Path) -> Callable[[Tensor], Tensor]:
     """What an exported file computes: images (B, C, H, W) -> logits."""
     if path.suffix == ".pt2":
@@ -112,6 +135,11 @@ def open_exported(path: Path) -> Callable[[Tensor], Tensor]:
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     return lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
+
+
+def _check_suffix(path: Path) -> None:
+    if path.suffix not in (".onnx", ".pt2"):
+        raise UserError(f"the exported file must end in .onnx or .pt2, got {path}")
 
 
 def _need_onnx() -> None:

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from timm.layers import ConvNormAct
 from torch import Tensor, nn
 
+from ..ops.tracing import ceil_div
 from .mlp import is_watched
 from .samplers import fit
 
@@ -35,7 +36,7 @@ class EmbeddingConv(ConvNormAct):
         if torch.compiler.is_compiling() or x.device.type != "cpu" or is_watched(self.conv):
             return super().forward(x)
         stride = self.conv.stride[0]
-        places = x.shape[0] * -(-x.shape[2] // stride) * -(-x.shape[3] // stride)
+        places = x.shape[0] * ceil_div(x.shape[2], stride) * ceil_div(x.shape[3], stride)
         if places > x.shape[1]:
             return super().forward(x)
         return self.bn(convolve_by_product(x, self.conv))
@@ -44,7 +45,7 @@ class EmbeddingConv(ConvNormAct):
 def convolve_by_product(x: Tensor, conv: nn.Conv2d) -> Tensor:
     """A convolution of an odd kernel, padded by half of it: (B, C, H, W) -> (B, dim, H', W')."""
     kernel, stride = conv.kernel_size[0], conv.stride[0]
-    size = [-(-side // stride) for side in x.shape[-2:]]
+    size = [ceil_div(side, stride) for side in x.shape[-2:]]
     windows = F.unfold(x, kernel, padding=kernel // 2, stride=stride).mT  # (B, H' W', C kernel^2)
     return F.linear(windows, conv.weight.flatten(1), conv.bias).mT.unflatten(-1, size)
 
@@ -66,6 +67,6 @@ class PatchProjection(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, in_chans, H, W) -> (B, dim, H / patch, W / patch), rounded up."""
         for dim in (-2, -1):
-            patches = -(-x.shape[dim] // self.patch)
+            patches = ceil_div(x.shape[dim], self.patch)
             x = fit(x, dim, x.shape[dim], patches * self.patch, replicate=True)
         return self.norm(self.conv(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..errors import UserError
 from ..ops.precision import compute_dtype, tiny, without_autocast
+from ..ops.tracing import ceil_div
 from .multihead import Layout, MultiHeadAttention, dropped_to_zero
 
 EPSILON = 1e-4
@@ -60,7 +61,7 @@ class PerformerAttention(MultiHeadAttention):
 
 def orthogonal_directions(count: int, width: int) -> Tensor:
     """(count, width) in float32, rows as normal vectors are, but orthogonal in blocks of width."""
-    q, r = torch.linalg.qr(torch.randn(-(-count // width), width, width, dtype=torch.float32))
+    q, r = torch.linalg.qr(torch.randn(ceil_div(count, width), width, width, dtype=torch.float32))
     q = q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)  # else some directions are likelier
     directions = q.mT.flatten(0, 1)[:count]
     lengths = torch.randn(count, width, dtype=torch.float32).norm(dim=-1, keepdim=True)

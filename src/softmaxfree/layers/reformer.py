@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..errors import UserError
 from ..ops.precision import compute_dtype, without_autocast
+from ..ops.tracing import ceil_div
 from .multihead import Layout, MultiHeadAttention, dropped_to_zero
 from .samplers import _hashed
 
@@ -53,7 +54,7 @@ class ReformerAttention(MultiHeadAttention):
         self.bucket, self.hashes = bucket, hashes
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
-        pairs = -(-q.shape[-2] // (2 * self.bucket))
+        pairs = ceil_div(q.shape[-2], 2 * self.bucket)
         if self.training:
             rotations = torch.randn(self.hashes, pairs, self.head_dim, device=q.device)
         else:
@@ -86,7 +87,7 @@ def lsh_attention(
         (B, heads, N, d), rounds weighted by what each found.
     """
     n, dtype = qk.shape[-2], compute_dtype(qk, v)
-    chunks = -(-n // bucket)
+    chunks = ceil_div(n, bucket)
     if mask is None:
         mask = torch.ones(1, n, dtype=torch.bool, device=qk.device)
     mask = mask.expand(qk.shape[0], -1)
@@ -115,7 +116,7 @@ def _hash(tokens: Tensor, rotations: Tensor, bucket: int, kept: Tensor) -> Tenso
     As many directions count as a sample's kept tokens ask for: what is padded changes nothing.
     """
     pairs = rotations.shape[1]
-    needed = -(-kept.sum(-1) // (2 * bucket))  # (B,), at most all
+    needed = ceil_div(kept.sum(-1), 2 * bucket)  # (B,), at most all
     places = torch.einsum("bhnd,rpd->bhrnp", tokens, rotations)
     unused = torch.arange(pairs, device=tokens.device) >= needed[:, None]
     unused = unused[:, None, None, None, :]

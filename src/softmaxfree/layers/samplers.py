@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..ops.precision import compute_dtype
-from ..ops.tracing import is_exporting
+from ..ops.tracing import ceil_div, is_exporting
 
 Size = tuple[int, ...]
 """(N,) for a sequence, (H, W) for an image."""
@@ -60,7 +60,7 @@ class Sampler(nn.Module):
     def grid(self, size: Size) -> Size:
         """How many windows of the ratio there are along each side."""
         if self.pad == "replicate":
-            return tuple(-(-side // self.ratio) for side in size)
+            return tuple(ceil_div(side, self.ratio) for side in size)
         if min(size) < self.ratio:
             raise UserError(
                 f"with pad='drop' every side must be at least the ratio {self.ratio}, got {size}; "
@@ -319,8 +319,8 @@ def bin_weights(kept: Tensor, bins: int) -> Tensor:
     count = length.clamp(max=bins)
     i = torch.arange(bins, device=kept.device)[None, :, None]
     divisor = count.clamp(min=1)
-    first = (i * length).div(divisor, rounding_mode="floor")
-    last = -(-(i + 1) * length).div(divisor, rounding_mode="floor")
+    first = (i * length) // divisor
+    last = ceil_div((i + 1) * length, divisor)
     inside = (rank >= first) & (rank < last) & kept[:, None, :] & (i < count)
     return inside.to(torch.float32)
 

@@ -23,6 +23,7 @@ from ..errors import UserError
 from ..layers.multihead import MultiHeadAttention
 from ..layers.samplers import Size
 from ..layers.table import attention_options, build_attention, chosen_options
+from ..ops.tracing import ceil_div
 from .cost import cost, image_bytes
 from .soft import check_own_options, window_ratio
 
@@ -436,7 +437,7 @@ def _places(core: Any) -> list[_Place]:
         if not isinstance(stage, SwinTransformerStage):
             continue
         if not isinstance(stage.downsample, nn.Identity):
-            grid = (-(-grid[0] // 2), -(-grid[1] // 2))  # patches are merged after padding
+            grid = (ceil_div(grid[0], 2), ceil_div(grid[1], 2))  # patches are merged after padding
         for block in stage.blocks:
             if (type(block), type(block.attn)) not in (
                 (SwinTransformerBlock, WindowAttention),

@@ -23,6 +23,7 @@ from ..layers.activations import ACTIVATIONS
 from ..layers.blocks import PostNormBlock, PreNormBlock
 from ..layers.patches import conv_embedding, patch_embedding
 from ..layers.table import build_attention, chosen_options
+from ..ops.tracing import ceil_div
 from .backbone import (
     Backbone,
     ConvPosition,
@@ -180,7 +181,7 @@ class SoftmaxFreeTransformer(Backbone):
             for i, dim in enumerate(embed_dims):
                 strides = [2] if i else [2, 1, stem_stride // 2]
                 for stride in strides:
-                    grid = (-(-grid[0] // stride), -(-grid[1] // stride))
+                    grid = (ceil_div(grid[0], stride), ceil_div(grid[1], stride))
                     reduction *= stride
                 last = i == 3
                 act = nn.GELU if last else ACTIVATIONS[act_layer]

@@ -16,6 +16,7 @@ from ..errors import UserError
 from ..layers.blocks import PreNormBlock
 from ..layers.patches import PatchProjection
 from ..layers.table import build_attention
+from ..ops.tracing import ceil_div
 from .backbone import Backbone, PositionEmbedding, default_cfg, pair, spread_drop_path, to_tokens
 from .checkpoints import checkpoint_filter_fn
 from .soft import all_options
@@ -89,7 +90,7 @@ class SoftmaxFreeViT(Backbone):
             super().__init__(in_chans)
             self.depth = depth
             height, width = pair(img_size, "img_size")
-            grid = (-(-height // patch_size), -(-width // patch_size))
+            grid = (ceil_div(height, patch_size), ceil_div(width, patch_size))
             self.embed = PatchProjection(in_chans, embed_dim, patch_size)
             self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim))
             trunc_normal_(self.cls_token, std=0.02)

@@ -1,6 +1,7 @@
-"""Whether this is a call for a result or one that records a graph for other sizes."""
+"""Code that has to hold in recorded graphs, for other sizes than the recorded one."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -8,3 +9,11 @@ import torch
 is_exporting: Callable[[], bool] = getattr(
     torch.compiler, "is_exporting", torch.compiler.is_compiling
 )
+
+
+def ceil_div(count: Any, divisor: Any) -> Any:
+    """count / divisor rounded up, of whole numbers or tensors of them, none of them negative.
+
+    Not as -(-count // divisor): ONNX's integer division rounds towards zero.
+    """
+    return (count + divisor - 1) // divisor

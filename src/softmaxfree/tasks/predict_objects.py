@@ -9,6 +9,7 @@ from torch import Tensor
 from torchvision.transforms.v2.functional import pil_to_tensor, to_pil_image
 from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 
+from ..ops.tracing import ceil_div
 from .coco_scores import detections
 from .detection import Detection
 
@@ -68,7 +69,7 @@ class ObjectFinder:
 
 def draw(image: Tensor, found: dict[str, Tensor], objects: list[dict[str, Any]]) -> Tensor:
     """The image (3, H, W), uint8, with boxes, classes, scores and masks; a small one enlarged."""
-    scale = -(-READABLE // min(image.shape[1:]))
+    scale = ceil_div(READABLE, min(image.shape[1:]))
     image = enlarged(image, scale)
     if not objects:
         return image

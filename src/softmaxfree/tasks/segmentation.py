@@ -13,6 +13,7 @@ from ..data.label_maps import IGNORE
 from ..data.segmentation import SegmentationBatch
 from ..errors import UserError
 from ..models.checkpoints import read_checkpoint
+from ..ops.tracing import ceil_div
 from .task import Task
 from .windows import sliding_logits
 
@@ -96,7 +97,7 @@ class Segmentation(Task):
         images = self.normalised(image).unsqueeze(0)
         if self.window is None:
             return self._segment(images)[0]
-        step = self.step or -(-self.window * 2 // 3)
+        step = self.step or ceil_div(self.window * 2, 3)
         return sliding_logits(self._segment, images, self.window, step)[0]
 
     def _segment(self, images: Tensor) -> Tensor:

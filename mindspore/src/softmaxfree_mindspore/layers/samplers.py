@@ -43,7 +43,7 @@ class Sampler(nn.Cell):
         """How many windows of the ratio there are along each side."""
         height, width = size
         if self.pad == "replicate":
-            return -(-height // self.ratio), -(-width // self.ratio)
+            return (height + self.ratio - 1) // self.ratio, (width + self.ratio - 1) // self.ratio
         if min(height, width) < self.ratio:
             raise ValueError(
                 f"with pad='drop' every side must be at least the ratio {self.ratio}, got {size}; "
@@ -180,7 +180,7 @@ def _window_weights(size: Size, grid: Size, ratio: int) -> tuple[Tensor, Tensor]
 def _bins(side: int, count: int) -> np.ndarray:
     """Which of a side's tokens fall into which bin: (count, side), of 0 and 1."""
     i, place = np.arange(count)[:, None], np.arange(side)
-    return (place >= i * side // count) & (place < -(-(i + 1) * side // count))
+    return (place >= i * side // count) & (place < ((i + 1) * side + count - 1) // count)
 
 
 def _windows(side: int, count: int, ratio: int) -> np.ndarray:
