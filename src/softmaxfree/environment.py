@@ -3,6 +3,7 @@
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -51,6 +52,18 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def program() -> str:
+    """What to type before a command's name so that it runs here, from the current folder."""
+    started = Path(sys.argv[0])
+    if started.stem != "softmaxfree":
+        return shlex.join([sys.executable, "-m", "softmaxfree"])
+    found = shutil.which("softmaxfree")
+    if found and Path(found).resolve() == started.resolve():
+        return "softmaxfree"
+    here = Path.cwd()
+    return shlex.quote(str(started.relative_to(here) if started.is_relative_to(here) else started))
 
 
 def command_line() -> str:

@@ -148,7 +148,7 @@ def test_a_run_is_trained_scored_and_used(
         f"held-out AP50 of {kind}: {told[f'{prefix}AP50'] * 100:.1f} %"
     )
     assert {path.name for path in Path("run").iterdir()} == {
-        "last.ckpt", "best.ckpt", "config.yaml", "run.json", "metrics.jsonl", "curves.png",
+        "last.ckpt", "best.ckpt", "config.yaml", "run.json", "metrics.jsonl", "run.png",
         "example.png",
     }  # fmt: skip
 

@@ -150,7 +150,7 @@ def test_a_run_is_trained_scored_and_used(
     printed = capsys.readouterr().out
     told = json.loads(Path("run/run.json").read_text())["scores"]
     assert printed.splitlines()[-1] == f"held-out mIoU: {told['mIoU'] * 100:.1f} %"
-    assert Path("run/curves.png").exists()
+    assert Path("run/run.png").exists()
 
     run("validate", ["--ckpt_path", "run/last.ckpt"])
     assert f"val/mIoU{'':16}{told['mIoU']:.4f}" in capsys.readouterr().out

@@ -31,10 +31,10 @@ def test_a_run_leaves_everything_that_is_needed(
     folder = fit("--trainer.max_epochs=2")
     names = {path.name for path in folder.iterdir()}
     assert names == {
-        "last.ckpt", "best.ckpt", "config.yaml", "run.json", "metrics.jsonl", "curves.png",
+        "last.ckpt", "best.ckpt", "config.yaml", "run.json", "metrics.jsonl", "run.png",
         "example.png",
     }  # fmt: skip
-    with Image.open(folder / "curves.png") as curves:
+    with Image.open(folder / "run.png") as curves:
         assert curves.width > 500
     told = json.loads((folder / "run.json").read_text())
     assert told["versions"]["lightning"]
@@ -54,7 +54,7 @@ def test_a_run_leaves_everything_that_is_needed(
     printed = capsys.readouterr().out
     lines = printed.splitlines()
     assert lines[-1] == f"held-out accuracy: {told['scores']['accuracy']['16'] * 100:.2f} %"
-    assert f"softmaxfree predict run/example.png --ckpt {Path('run/last.ckpt')}" in printed
+    assert "softmaxfree predict run/example.png --ckpt run/last.ckpt" in printed
     for size in (16, 24, 32):
         assert f"at {size} x {size} pixels" in printed
     assert "of the time of a step" in printed

@@ -15,7 +15,6 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch import LightningDataModule, Trainer
-from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.plugins.layer_sync import LayerSync
 from timm.layers import convert_sync_batchnorm
@@ -30,8 +29,15 @@ from ..tasks import Task
 from ..tasks.predict import read_run_checkpoint
 from .allocator import keep_freed_memory
 from .checkpoint import AtomicCheckpointIO, RunCheckpoint, Stopped
-from .log import LineLogger, Pace
-from .report import describe_run, draw_curves, example_image, leave_traceback, origin
+from .log import LineLogger, Pace, ProgressBar
+from .report import (
+    describe_run,
+    draw_run,
+    example_image,
+    leave_traceback,
+    next_commands,
+    origin,
+)
 from .restart import join_after_restart, restarts
 
 DESCRIPTIONS = {
@@ -177,7 +183,7 @@ class TrainingCLI(LightningCLI):
             "plugins": [*_listed(trainer_config.plugins), AtomicCheckpointIO(), *_cluster()],
             "callbacks": [
                 *_listed(trainer_config.callbacks),
-                *([TQDMProgressBar()] if trainer_config.enable_progress_bar is not False else []),
+                *([ProgressBar()] if trainer_config.enable_progress_bar is not False else []),
                 self.pace,
                 RunCheckpoint(self.folder, self.model.monitor, config.save_every, text),
             ],
@@ -246,18 +252,15 @@ class TrainingCLI(LightningCLI):
         )
         print(f"\nrun folder     {self.folder}")
         print("               last.ckpt, best.ckpt, config.yaml, run.json, metrics.jsonl")
-        print(f"curves         {draw_curves(self.folder, self.model.curves)}")
+        image = example_image(data, self.folder)
+        print(f"picture        {draw_run(self.folder, self.model.curves, image)}")
         print(f"time           {seconds / 60:.1f} minutes")
         print(f"data waiting   {waiting:.1%} of the time of a step".replace("%", " %"))
         if broken:
             print(f"broken images  {broken}, skipped")
-        if image := example_image(data, self.folder):
-            own = listed(self.config.fit.modules)
-            modules = f" --modules [{','.join(own)}]" if own else ""
-            print(
-                f"predict with   softmaxfree predict {image} "
-                f"--ckpt {self.folder / 'last.ckpt'}{modules}"
-            )
+        print("try next")
+        for command in next_commands(self.folder, image, listed(self.config.fit.modules)):
+            print(f"  {command}")
         print("\n".join(self.model.closing_lines(scores)))
 
     def after_validate(self) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.loggers import Logger
 from lightning_utilities.core.rank_zero import rank_zero_only
 
@@ -62,6 +63,22 @@ def read_metrics(path: Path) -> dict[str, list[tuple[int, float]]]:
         for name, value in entry.items():
             found.setdefault(name, {})[step] = value
     return {name: sorted(values.items()) for name, values in found.items()}
+
+
+class ProgressBar(TQDMProgressBar):
+    """Lightning's, with the number of epochs, the loss and the score alone: it fits 80 columns."""
+
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, str]:  # type: ignore[override]
+        score = str(getattr(pl_module, "monitor", ""))
+        shown = {"loss": "train/loss_step", score.rpartition("/")[2]: score}
+        found = trainer.progress_bar_metrics
+        return {name: f"{found[key]:.3f}" for name, key in shown.items() if key in found}
+
+    def on_train_epoch_start(self, trainer: Trainer, *arguments: Any) -> None:
+        super().on_train_epoch_start(trainer, *arguments)
+        epochs = trainer.max_epochs or -1
+        of = f"/{epochs}" if epochs > 0 else ""
+        self.train_progress_bar.set_description(f"epoch {trainer.current_epoch + 1}{of}")
 
 
 class Pace(Callback):
