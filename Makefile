@@ -11,40 +11,61 @@ DATA := $(CURDIR)/.data
 export SOFTMAXFREE_DATA ?= $(DATA)
 endif
 
-.PHONY: help setup data demo test setup-mindspore test-mindspore embedded lint docs clean
+.PHONY: help setup setup-train data demo test test-all setup-mindspore test-mindspore embedded lint docs clean
 
 help: ## what there is
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
 
-setup: $(VENV)/.installed ## build .venv with the tested versions
+# pip says nothing but errors; a line before each long step says what is done.
+INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input --constraint constraints.txt
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+setup-train: $(VENV)/.train ## build .venv with what training needs: what `make demo` does first
+
+$(VENV)/.train: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "softmaxfree needs Python 3.11 or later; call make with PYTHON=/path/to/python3.11"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@echo "Installing torch, timm and Lightning into $(VENV): 4 minutes, 6 GB ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(INSTALL) --editable '.[train]'
+	@touch $@
+
+setup: $(VENV)/.dev ## add what tests, docs and the linter need
+
+$(VENV)/.dev: $(VENV)/.train
+	@echo "Adding the tools of tests and docs to $(VENV): 2 minutes, 0.6 GB ..."
+	@$(INSTALL) --editable '.[dev]'
 	@touch $@
 
 data: $(if $(DATA),$(DATA)/.unpacked)
 
 $(CURDIR)/.data/.unpacked: $(wildcard $(SHARED)/SHA256SUMS)
-	$(SHARED)/unpack $(DATA)
+	@echo "Unpacking data sets for the tests: half a minute ..."
+	@$(SHARED)/unpack $(DATA) > /dev/null
 	@touch $@
 
-demo: setup ## train SOFT++ on handwritten digits, score it, say how to predict with it
-	$(BIN)/softmaxfree fit
+demo: setup-train ## train SOFT++ on handwritten digits, score it, draw what it attends to
+	@echo "Training on handwritten digits: 2 minutes on two idle cores ..."
+	@$(BIN)/softmaxfree fit
 
-test: setup data ## all tests, on all cores; those of the compiled code too
-	$(BIN)/python -m pytest -q -n auto --dist worksteal
+PYTEST = $(BIN)/python -m pytest -q -n auto --dist worksteal
+
+test: setup data ## every behaviour: 6 minutes on two cores
+	@echo "Running the tests: 6 minutes on two idle cores ..."
+	@$(PYTEST) -m 'not slow'
+
+test-all: setup data ## all tests: compilers, exports, killed processes, browsers, the compiled code
+	@echo "Running all tests: 15 minutes on two idle cores ..."
+	@$(PYTEST) $(ORDER)
 ifneq ($(shell command -v g++),)
-	SOFTMAXFREE_NATIVE=1 XDG_CACHE_HOME=$(CURDIR)/.pytest_cache $(BIN)/python -m pytest -q -n auto --dist worksteal -m 'not slow' tests/ops tests/layers/test_attention_layer.py tests/layers/test_activations.py tests/layers/test_mlp.py
+	@SOFTMAXFREE_NATIVE=1 XDG_CACHE_HOME=$(CURDIR)/.pytest_cache $(PYTEST) -m 'not slow' tests/ops tests/layers/test_attention_layer.py tests/layers/test_activations.py tests/layers/test_mlp.py
 endif
 
 setup-mindspore: $(MINDSPORE)/.installed
 
 $(MINDSPORE)/.installed: mindspore/pyproject.toml mindspore/constraints.txt
-	$(PYTHON) -m venv $(MINDSPORE)
-	$(MINDSPORE)/bin/python -m pip install --quiet --constraint mindspore/constraints.txt --editable './mindspore[dev]'
+	@echo "Installing MindSpore into $(MINDSPORE): 2 minutes ..."
+	@$(PYTHON) -m venv $(MINDSPORE)
+	@$(MINDSPORE)/bin/python -m pip install -qq --disable-pip-version-check --no-input --constraint mindspore/constraints.txt --editable './mindspore[dev]'
 	@touch $@
 
 test-mindspore: setup setup-mindspore ## the tests of mindspore/, in an environment of its own

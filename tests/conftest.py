@@ -20,6 +20,8 @@ from softmaxfree.ops.inverse import INVERSES
 SHARED = Path(__file__).parents[2] / "shared"
 SELECTION = Path(__file__).parent / "golden"
 
+os.environ["JSONARGPARSE_DEPRECATION_WARNINGS"] = "all"  # in every test, not only the first
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
 

@@ -20,6 +20,7 @@ from .environment import hardware, versions
 from .files import write_atomically
 from .ops import native, softmax_free_attention
 from .ops.inverse import INVERSES
+from .threads import waiting
 
 MODEL, IMAGES = "softpp_tiny", (4, 3, 224, 224)
 TOLERANCE = 1e-4
@@ -33,6 +34,7 @@ def run(out: Path | None = None) -> bool:
     found: dict[str, Any] = {"hardware": hardware(), "versions": versions()}
     found["load"] = os.getloadavg()[0] / (os.cpu_count() or 1)
     found["native"] = str(native.path()) if native.library() else None
+    found["waiting"] = waiting()
     parts: dict[str, Callable[[], Found]] = {
         "errors": self_test,
         "inverse_s": measure_inverses,
@@ -160,6 +162,7 @@ def report(found: dict[str, Any]) -> str:
         f"compiled code: {found['native']}"
         if found["native"]
         else "compiled code: not built; `softmaxfree build` makes it, if there is a C++ compiler",
+        f"waiting threads: {found['waiting']}",
         "",
     ]
     checks = [
@@ -192,7 +195,12 @@ def advice(found: dict[str, Any]) -> list[str]:
 
     gpu = "gpu" in found["hardware"]
     lines = [] if found["native"] else ["    softmaxfree build"]
-    lines += [f"    export OMP_NUM_THREADS={best('threads_s')}", ""]
+    lines += [
+        f"    export OMP_NUM_THREADS={best('threads_s')}",
+        "    export OMP_WAIT_POLICY=passive  # for programs of your own beside other busy ones;",
+        "                                    # commands of softmaxfree choose by themselves",
+        "",
+    ]
     device, method = best("inverse_s").split(", ")
     own = "cholesky" if device == "cpu" else "rescaled"  # what auto chooses there
     return [

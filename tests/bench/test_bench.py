@@ -342,13 +342,32 @@ def test_promises_about_speed_are_measured_and_judged(
             name: Timing(call() is None or 1.0, 1.0) for name, call in calls.items()
         },
     )
+    seconds = {"alone": 1.0, "alone, GNU's default": 1.0, "beside": 2.0}
+    monkeypatch.setattr(speed.busy, "measure", lambda: seconds)
     content = speed.run(tmp_path)
     whats = [row["what"] for row in content["rows"]]
     assert len(whats) == len(set(whats))
-    for part in ("core 1, 2, 64", "as released", "two threads", "memory", "32 pixels", "import"):
+    for part in (
+        "core 1, 2, 64",
+        "as released",
+        "two threads",
+        "memory",
+        "32 pixels",
+        "beside another",
+        "import",
+    ):
         assert any(part in what for what in whats), part
     assert "| verdict" in (tmp_path / "speed.md").read_text()
     assert "missed" in capsys.readouterr().out  # all take the same time here
+
+
+@pytest.mark.slow
+def test_a_step_beside_another_training_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed.busy, "STEPS", 1)
+    monkeypatch.setattr(speed.busy, "ROUNDS", 1)
+    found = speed.busy.measure()
+    assert [*found] == ["alone", "alone, GNU's default", "beside"]
+    assert all(seconds > 0 for seconds in found.values())
 
 
 @pytest.mark.parametrize(

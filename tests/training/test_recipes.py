@@ -323,6 +323,6 @@ def test_sharded_training_is_a_configuration(tmp_path: Path) -> None:
     config = cli.config.fit
     assert config.model.init_args.ema is None
     assert config.model.init_args.backbone == "softpp_large"
-    strategy = cli.parser.instantiate_classes(cli.config).fit.trainer.strategy
+    strategy = cli.parser.instantiate(cli.config).fit.trainer.strategy
     assert isinstance(strategy, FSDPStrategy)
     assert strategy.sharding_strategy.name == "FULL_SHARD"

@@ -17,6 +17,7 @@ from tqdm import tqdm
 from ..environment import command_line
 from ..models.cost import cost, image_bytes
 from ..ops import native
+from . import busy
 from .contestants import CPU, OPERATIONS, Case, verify
 from .measure import Timing, square_product, time_interleaved
 from .models import Contestant, infer, train
@@ -82,7 +83,7 @@ def run(out: Path) -> dict[str, Any]:
     verify(["op_softpp"])
     rows: list[Row] = []
     numbers: dict[str, float] = {}
-    parts = (_core, _models, _threads, _memory, _large, _start)
+    parts = (_core, _models, _threads, _memory, _large, _waiting, _start)
     try:
         for part in tqdm(parts, desc="bench speed", unit="part", leave=False):
             rows += part(numbers)
@@ -262,6 +263,16 @@ def stages() -> list[dict[str, Any]]:
         )
     rest = min(times[""] for times in passes) / len(images) - sum(row["seconds"] for row in rows)
     return [*rows, {"stage": "all", "part": "the rest", "seconds": rest, "multiply_adds": 0}]
+
+
+def _waiting(numbers: dict[str, float]) -> Iterator[Row]:
+    """What threads that wait cost: beside another program, and on an idle machine."""
+    found = busy.measure()
+    numbers |= {f"softpp_nano, training step {name}": value for name, value in found.items()}
+    ratio = found["beside"] / found["alone"]
+    yield Row("softpp_nano, training beside another: x alone", ratio, 2.5, False)
+    cost = found["alone"] / found["alone, GNU's default"]
+    yield Row("softpp_nano, training: x GNU's waiting", cost, 1.03, False)
 
 
 _IMPORT = """
