@@ -11,7 +11,7 @@ DATA := $(CURDIR)/.data
 export SOFTMAXFREE_DATA ?= $(DATA)
 endif
 
-.PHONY: help setup setup-train data demo test test-all setup-mindspore test-mindspore embedded lint docs clean
+.PHONY: help setup setup-train data demo test test-all test-long setup-mindspore test-mindspore embedded lint docs clean
 
 help: ## what there is
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -53,9 +53,14 @@ test: setup data ## every behaviour: 6 minutes on two cores
 	@echo "Running the tests: 6 minutes on two idle cores ..."
 	@$(PYTEST) -m 'not slow'
 
-test-all: setup data ## all tests: compilers, exports, killed processes, browsers, the compiled code
-	@echo "Running all tests: 15 minutes on two idle cores ..."
-	@$(PYTEST) $(ORDER)
+test-all: test-long test-mindspore ## all tests: also compilers, exports, killed processes, browsers, MindSpore
+
+# In a random order, so that no test comes to depend on another; the same order again with SEED=...
+SEED := $(shell date +%s)
+
+test-long: setup data
+	@echo "Running all tests but MindSpore's, 14 minutes on two idle cores, in the order SEED=$(SEED) ..."
+	@$(PYTEST) -p randomly -p no:cacheprovider --randomly-seed=$(SEED) --randomly-dont-reset-seed
 ifneq ($(shell command -v g++),)
 	@SOFTMAXFREE_NATIVE=1 XDG_CACHE_HOME=$(CURDIR)/.pytest_cache $(PYTEST) -m 'not slow' tests/ops tests/layers/test_attention_layer.py tests/layers/test_activations.py tests/layers/test_mlp.py
 endif
@@ -69,9 +74,10 @@ $(MINDSPORE)/.installed: mindspore/pyproject.toml mindspore/constraints.txt
 	@touch $@
 
 test-mindspore: setup setup-mindspore ## the tests of mindspore/, in an environment of its own
-	$(BIN)/python mindspore/tests/exchange.py write
-	cd mindspore && .venv/bin/python -m pytest -q
-	$(BIN)/python mindspore/tests/exchange.py check
+	@echo "Running MindSpore's tests: 4 minutes ..."
+	@$(BIN)/python mindspore/tests/exchange.py write
+	@cd mindspore && .venv/bin/python -m pytest -q
+	@$(BIN)/python mindspore/tests/exchange.py check
 
 embedded: setup ## train the models that come with the package anew: 15 minutes
 	for name in softpp soft softmax performer nystromformer; do \

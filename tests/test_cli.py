@@ -15,6 +15,8 @@ import torch
 
 from softmaxfree import cli
 from softmaxfree.cli import main
+from softmaxfree.errors import UserError
+from softmaxfree.modules import needs
 
 
 def softmaxfree(*words: str) -> subprocess.CompletedProcess[str]:
@@ -38,9 +40,16 @@ def process(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_without_arguments_it_shows_help() -> None:
-    done = process()
+    done = softmaxfree()
     assert done.returncode == 0
     assert "Measure speed and memory." in done.stdout
+
+
+@pytest.mark.slow
+def test_it_runs_as_a_module() -> None:
+    done = process("bench", "attention", "--threads", "0")
+    assert done.returncode == 1
+    assert done.stderr == "softmaxfree: error: --threads must be at least 1, got 0\n"
 
 
 def test_help_teaches() -> None:
@@ -57,9 +66,8 @@ def test_an_error_is_one_line_without_a_traceback() -> None:
 
 
 def test_a_flag_shows_the_traceback() -> None:
-    done = process("bench", "attention", "--threads", "0", "--traceback")
-    assert done.returncode == 1
-    assert "Traceback" in done.stderr
+    with pytest.raises(UserError, match="--threads must be at least 1, got 0"):
+        softmaxfree("bench", "attention", "--threads", "0", "--traceback")
 
 
 def test_unknown_options_are_refused() -> None:
@@ -88,6 +96,13 @@ def test_what_a_benchmark_cannot_do_is_said_before_the_work_starts(tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_missing_extra_is_named() -> None:
+    sentence = r"a figure needs no_such.*pip install 'softmaxfree\[plots\]'"
+    with pytest.raises(UserError, match=sentence), needs("plots", "a figure"):
+        import no_such  # noqa: F401
+
+
+@pytest.mark.slow
 def test_a_missing_extra_is_named_before_the_work_starts(tmp_path: Path) -> None:
     script = (
         "import sys; sys.modules['matplotlib'] = None; "
@@ -180,6 +195,7 @@ def test_export_to_onnx_is_checked_at_other_sizes(tmp_path: Path) -> None:
         assert error < 5e-4
 
 
+@pytest.mark.slow
 def test_a_wrong_export_is_found_and_not_left_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,19 +220,17 @@ def test_a_wrong_export_is_found_and_not_left_behind(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_weights_that_tell_no_images_apart_are_said_to_be_so(tmp_path: Path) -> None:
-    model = timm.create_model("softpp_nano", num_classes=10)
+def test_weights_that_tell_no_images_apart_are_noticed() -> None:
+    """A comparison of logits says little then, and the command says so."""
+    from softmaxfree.deploy import alike
+
+    model = timm.create_model("softpp_nano.cifar10", pretrained=True)
+    assert not alike(model, (32, 48))
     torch.nn.init.zeros_(model.head.weight)
-    torch.nn.init.ones_(model.head.bias)
-    torch.save(model.state_dict(), tmp_path / "weights.pth")
-    done = softmaxfree(
-        "export", "softpp_nano", str(tmp_path / "nano.pt2"), "--num_classes", "10",
-        "--checkpoint", str(tmp_path / "weights.pth"),
-    )  # fmt: skip
-    assert done.returncode == 0
-    assert "the check says little" in done.stdout
+    assert alike(model, (32, 48))
 
 
+@pytest.mark.slow
 def test_export_takes_an_attention_of_ones_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,6 +103,7 @@ def test_no_arrow_points_back(path: Path) -> None:
     assert not imported_parts(path) & later
 
 
+@pytest.mark.slow
 def test_the_import_is_light() -> None:
     """No plotting, no command line, no data: torch, timm and what they bring."""
     script = "import sys, softmaxfree; print(*sys.modules)"

@@ -44,17 +44,20 @@ def busy_machine() -> Iterator[None]:
         loop.wait()
 
 
+@pytest.mark.slow
 def test_beside_busy_programs_threads_sleep_at_once(busy_machine: None) -> None:
     script = Path(sys.executable).with_name("softmaxfree")
     for command in (COMMAND, [str(script), "runs", "--help"]):
         assert in_force(command) == ("PASSIVE", 0)
 
 
+@pytest.mark.slow
 def test_a_policy_of_the_users_stays() -> None:
     assert in_force(COMMAND, OMP_WAIT_POLICY="active")[0] == "ACTIVE"
     assert in_force(COMMAND, GOMP_SPINCOUNT="123")[1] == 123
 
 
+@pytest.mark.slow
 def test_a_program_of_the_users_own_is_left_alone(busy_machine: None) -> None:
     assert in_force([sys.executable, "-c", "import softmaxfree"])[1] > 10_000
 

@@ -381,6 +381,7 @@ def test_vmap_and_grad_of_torch_func() -> None:
     assert relative_error(hessian @ bump.flatten(), change.flatten()) < 1e-4
 
 
+@pytest.mark.slow
 def test_compiles_without_breaks() -> None:
     """In one graph, with gradients and lengths that vary; test_inverse.py has all methods."""
 

@@ -227,6 +227,7 @@ def probe(**environment: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_it_is_found_once_built_and_can_be_left_out(
     cache_with_library: Path, tmp_path: Path
 ) -> None:

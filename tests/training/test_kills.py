@@ -93,6 +93,7 @@ for step in range(10_000):
 """
 
 
+@pytest.mark.slow
 def test_a_kill_in_the_middle_of_a_write_leaves_the_last_good_checkpoint(tmp_path: Path) -> None:
     target = tmp_path / "last.ckpt"
     process = subprocess.Popen(
