@@ -47,7 +47,7 @@ demo: setup-train ## train SOFT++ on handwritten digits, score it, draw what it 
 	@echo "Training on handwritten digits: 2 minutes on two idle cores ..."
 	@$(BIN)/softmaxfree fit
 
-PYTEST = $(BIN)/python -m pytest -q -n auto --dist worksteal
+PYTEST = OMP_WAIT_POLICY=$${OMP_WAIT_POLICY:-passive} $(BIN)/python -m pytest -q -n auto --dist worksteal
 
 test: setup data ## every behaviour: 6 minutes on two cores
 	@echo "Running the tests: 6 minutes on two idle cores ..."
