@@ -1,13 +1,16 @@
 """Runs of a second, in processes forked from this one, which are killed on a schedule."""
 
 import json
+import logging
 import os
 import signal
 import sys
+import tempfile
 import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -112,8 +115,8 @@ class Plan:
 class Kill:
     """A signal that a process sends itself."""
 
-    event: int
-    """After how many of the events below."""
+    event: int | str
+    """After how many of the events below, or after which: "last.ckpt 6" is written at step 6."""
     number: int = signal.SIGKILL
 
 
@@ -125,24 +128,26 @@ class Killer(Callback):
         "on_validation_start", "on_validation_batch_end", "on_validation_end",
         "on_train_epoch_end", "on_train_end",
     )  # fmt: skip
-    FILES: ClassVar = ("link", "replace")
 
     def __init__(self, kill: Kill | None) -> None:
-        self.kill, self.events = kill, 0
+        self.kill, self.events, self.step = kill, 0, 0
         for name in self.HOOKS:
-            setattr(self, name, self.count)
-        for name in self.FILES:  # between writing a file and having it in its place
-            setattr(os, name, self.counted(getattr(os, name)))
+            setattr(self, name, partial(self.happens, name))
+        for function in (os.link, os.replace):
+            setattr(os, function.__name__, partial(self.moves, function))
 
-    def counted(self, function: Callable[..., None]) -> Callable[..., None]:
-        def counting(*arguments: Any, **named: Any) -> None:
-            self.count()
-            function(*arguments, **named)
+    def happens(self, name: str, trainer: Trainer, *_: Any, **__: Any) -> None:
+        self.step = trainer.global_step
+        self.count(name)
 
-        return counting
+    def moves(self, function: Callable[..., None], source: Any, target: Any) -> None:
+        """A file is about to take its place, and has."""
+        self.count(f"before {Path(target).name}")
+        function(source, target)
+        self.count(Path(target).name)
 
-    def count(self, *_: Any, **__: Any) -> None:
-        if self.kill and self.events == self.kill.event:
+    def count(self, name: str) -> None:
+        if self.kill and self.kill.event in (self.events, f"{name} {self.step}"):
             os.kill(os.getpid(), self.kill.number)
         self.events += 1
 
@@ -178,8 +183,9 @@ def forked(plan: Plan, folder: Path, kill: Kill | None = None) -> int:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     code = 70
     try:
-        signal.alarm(120)
+        signal.alarm(60)  # a loop without an end
         warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
         torch.set_num_threads(1)
         os.fsync = lambda handle: None  # which guards against the machine's end, not a process's
         fit(plan, folder, kill)
@@ -218,3 +224,22 @@ def differences(one: Any, other: Any, name: str = "") -> list[str]:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return [] if torch.equal(one, other) else [name]
     return [] if one == other else [f"{name}: {one} and {other}"]
+
+
+@cache
+def unbroken(plan: Plan) -> dict[str, Any]:
+    """The outcome of a run that is never stopped."""
+    return broken(plan)
+
+
+def broken(plan: Plan, *kills: Kill) -> dict[str, Any]:
+    """The outcome of a run that is killed so often, and gone on with each time."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for kill in kills:
+            forked(plan, folder, kill)
+        failed = folder / "failed.txt"
+        code = forked(plan, folder)
+        assert code == 0, failed.read_text() if failed.exists() else code
+        assert not failed.exists(), failed.read_text()
+        return outcome(folder)

@@ -58,6 +58,10 @@ class RunLoop(_FitLoop):
         super().on_advance_start()
         self.resumed = self.validated = False
 
+    def on_iteration_done(self) -> None:
+        super().on_iteration_done()
+        self.epoch_loop.on_iteration_done()  # none of its own where the epoch was over
+
     def _go_to_the_checkpoint(self) -> None:
         inner = self.epoch_loop
         for epochs in (self.epoch_progress.total, self.epoch_progress.current):
