@@ -3,28 +3,87 @@
 import os
 import sys
 import zipfile
+from hashlib import sha256
 from pathlib import Path
+from typing import IO, Any
+
+import torch
 
 from .errors import UserError, user_file
+from .files import atomic_file
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
+_MARK = b"sha256 of what is before: "
+
+
+def write_checkpoint(content: dict[str, Any], path: Path) -> None:
+    """What torch saves, with a checksum of all its bytes in the comment that a zip file may have.
+
+    torch stores a checksum with every tensor, but neither looks at it nor covers the rest.
+    """
+    with atomic_file(path) as file:
+        hashing = _Hashing(file)
+        torch.save(content, hashing)  # type: ignore[arg-type]
+        file.seek(-2, os.SEEK_END)  # the length of the comment, so far 0
+        file.write(_comment(hashing.digest.hexdigest()))
+
+
+class _Hashing:
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file, self.digest = file, sha256()
+
+    def write(self, data: bytes) -> int:
+        self.digest.update(data)
+        return self.file.write(data)
+
+    def flush(self) -> None:
+        self.file.flush()
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with a file that torch saved; nothing if it is what was written.
+    """What is wrong with a checkpoint; nothing if it is what was written.
 
-    torch stores a checksum with every tensor, and does not look at it when it reads.
+    A file without our checksum is looked at for torch's own.
     """
     try:
-        with user_file(path), zipfile.ZipFile(path) as archive:
+        with user_file(path), path.open("rb") as file, zipfile.ZipFile(file) as archive:
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
                 return "it is compressed, which no checkpoint of ours is"
-            wrong = archive.testzip()
+            if (stored := _stored(file)) is not None:
+                return None if stored == _comment(_computed(file)) else "its checksum is wrong"
+            if wrong := archive.testzip():
+                return f"the checksum of {wrong} is wrong"
     except UserError:
         raise
     except Exception as error:  # whatever a broken file makes the reader raise
-        return str(error).rstrip(".") or type(error).__name__
-    return f"the checksum of {wrong} is wrong" if wrong else None
+        return str(error).split("\n")[0].rstrip(".") or type(error).__name__
+    return None
+
+
+def _comment(digest: str) -> bytes:
+    """The end of a file, from the length of its comment on."""
+    comment = _MARK + digest.encode()
+    return len(comment).to_bytes(2, "little") + comment
+
+
+_END = len(_comment(64 * "0"))
+
+
+def _stored(file: IO[bytes]) -> bytes | None:
+    file.seek(-_END, os.SEEK_END)
+    end = file.read()
+    return end if end[2:].startswith(_MARK) else None
+
+
+def _computed(file: IO[bytes]) -> str:
+    """The checksum of all before the comment, as it was when that had no length."""
+    left, digest = file.seek(-_END, os.SEEK_END), sha256()
+    file.seek(0)
+    while left and (chunk := file.read(min(left, 2**20))):
+        digest.update(chunk)
+        left -= len(chunk)
+    digest.update(b"\0\0")
+    return digest.hexdigest()
 
 
 def sound_checkpoint(path: Path) -> Path:

@@ -160,9 +160,7 @@ def fit(plan: Plan, folder: Path, kill: Kill | None) -> None:
         torch.manual_seed(5)
         for parameter in task.parameters():
             nn.init.normal_(parameter, std=0.5)
-    saving = RunCheckpoint(
-        folder, task.monitor, plan.save_every, resumed=resumed == folder / LAST
-    )
+    saving = RunCheckpoint(folder, task.monitor, plan.save_every, resumed=resumed == folder / LAST)
     trainer = Trainer(
         accelerator="cpu", default_root_dir=folder, logger=False, enable_progress_bar=False,
         enable_model_summary=False, use_distributed_sampler=False,
@@ -192,7 +190,7 @@ def forked(plan: Plan, folder: Path, kill: Kill | None = None) -> int:
         code = 0
     except Stopped as stop:
         code = stop.exit_code
-    except SystemExit:
+    except (SystemExit, KeyboardInterrupt):  # before or after training
         code = 1
     except BaseException:
         (folder / "failed.txt").write_text(traceback.format_exc())

@@ -10,9 +10,9 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
-from ..checkpoint_files import LAST, PREVIOUS, damage, keep_previous
+from ..checkpoint_files import LAST, PREVIOUS, damage, keep_previous, write_checkpoint
 from ..errors import DivergedError, UserError
-from ..files import atomic_file, remove_unfinished
+from ..files import remove_unfinished
 from .loop import RunLoop
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -32,8 +32,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
     ) -> None:
-        with atomic_file(Path(path)) as file:
-            torch.save(checkpoint, file)
+        write_checkpoint(checkpoint, Path(path))
 
     def load_checkpoint(
         self, path: Any, map_location: Any = lambda storage, _: storage, weights_only: Any = True

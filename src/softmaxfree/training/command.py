@@ -155,10 +155,6 @@ class TrainingCLI(LightningCLI):
                 f"{self.command} would score untrained weights: give --ckpt_path FILE, "
                 "--model.init_from FILE or --model.options.pretrained true"
             )
-        if self.command == "fit":
-            self.text = _configuration(self._parser("fit"), config)
-            path = config.ckpt_path
-            self.resumption = resumption(Path(path), self.text) if path else None
 
     def instantiate_classes(self) -> None:
         try:
@@ -176,6 +172,9 @@ class TrainingCLI(LightningCLI):
         if self.command != "fit":
             return super().instantiate_trainer(logger=False, enable_checkpointing=False)
         config = self.config.fit
+        self.text = _configuration(self._parser("fit"), config)
+        path = config.ckpt_path
+        self.resumption = resumption(Path(path), self.text) if path else None
         self.pace = Pace()
         trainer_config = self.config_init.fit.trainer
         ours: dict[str, Any] = {
@@ -190,7 +189,7 @@ class TrainingCLI(LightningCLI):
                     self.model.monitor,
                     config.save_every,
                     self.text,
-                    resumed=config.ckpt_path == str(self.folder / LAST),
+                    resumed=path == str(self.folder / LAST),
                 ),
             ],
         }

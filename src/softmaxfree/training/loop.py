@@ -4,9 +4,10 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.loops import _FitLoop
 from lightning.pytorch.loops.evaluation_loop import RestartStage as Evaluation
 from lightning.pytorch.loops.fit_loop import RestartStage as Fit
+from lightning.pytorch.loops.fit_loop import _FitLoop
+from lightning.pytorch.loops.progress import _ProcessedTracker, _Progress
 from lightning.pytorch.loops.training_epoch_loop import RestartStage as Epoch
 
 from ..data.loader import ResumableLoader
@@ -64,10 +65,10 @@ class RunLoop(_FitLoop):
 
     def _go_to_the_checkpoint(self) -> None:
         inner = self.epoch_loop
-        for epochs in (self.epoch_progress.total, self.epoch_progress.current):
+        for epochs in _counts(self.epoch_progress):
             epochs.completed = epochs.processed
             epochs.ready = epochs.started = epochs.processed + 1
-        for batches in (inner.batch_progress.total, inner.batch_progress.current):
+        for batches in _counts(inner.batch_progress):
             batches.ready = batches.started = batches.completed = batches.processed
         self._restart_stage, inner._restart_stage = Fit.RESTARTED_MID_EPOCH, Epoch.RESTARTED_ON_LAST
         self.restarting = True
@@ -80,5 +81,11 @@ class RunLoop(_FitLoop):
             inner.val_loop._restart_stage = Evaluation.RESTARTED_MID_EVALUATION
         loader = self.trainer.train_dataloader
         if isinstance(loader, ResumableLoader):
-            loader.position = inner.batch_progress.current.processed
+            loader.position = inner.batch_progress.current.completed
             loader.resume_at = 0 if inner._num_ready_batches_reached() else loader.position
+
+
+def _counts(progress: _Progress) -> list[_ProcessedTracker]:
+    """Of the whole run, and of this epoch."""
+    found = [progress.total, progress.current]
+    return [count for count in found if isinstance(count, _ProcessedTracker)]

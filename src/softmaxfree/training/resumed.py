@@ -45,8 +45,9 @@ def resumption(path: Path, given: str) -> dict[str, Any]:
     refused = [f"--{name} {was} (given: {now})" for name, (was, now) in _refused(changed)]
     if refused:
         raise UserError(
-            f"a run goes on as what it was, and {path} is of one with {', '.join(refused)}; give that, or "
-            f"start a new run from its weights with --model.init_from {path} and another --out"
+            f"a run goes on as what it was, and {path} is of one with {', '.join(refused)}; "
+            f"give that, or start a new run from its weights with --model.init_from {path} and "
+            "another --out"
         )
     return {"from": path.name, "step": checkpoint.get("global_step"), "changed": changed}
 
