@@ -13,31 +13,28 @@ from .errors import UserError, user_file
 from .files import atomic_file
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
-_MARK = b"sha256 of what is before: "
+_MARK = b"sha256 of this file with zeros here: "
+_ZEROS = 64 * b"0"
 
 
 def write_checkpoint(content: dict[str, Any], path: Path) -> None:
-    """What torch saves, with a checksum of all its bytes in the comment that a zip file may have.
+    """What torch saves, with a checksum of the whole file in it.
 
-    torch stores a checksum with every tensor, but neither looks at it nor covers the rest.
+    torch stores a checksum with every tensor, but neither looks at it nor covers the rest. Ours is
+    in a field of the archive's directory, that of an empty record which torch does not look for.
     """
     with atomic_file(path) as file:
-        hashing = _Hashing(file)
-        torch.save(content, hashing)  # type: ignore[arg-type]
-        file.seek(-2, os.SEEK_END)  # the length of the comment, so far 0
-        file.write(_comment(hashing.digest.hexdigest()))
-
-
-class _Hashing:
-    def __init__(self, file: IO[bytes]) -> None:
-        self.file, self.digest = file, sha256()
-
-    def write(self, data: bytes) -> int:
-        self.digest.update(data)
-        return self.file.write(data)
-
-    def flush(self) -> None:
-        self.file.flush()
+        torch.save(content, file)
+        with zipfile.ZipFile(file, "a") as archive:
+            record = zipfile.ZipInfo(f"{archive.namelist()[0].partition('/')[0]}/checksum")
+            field = _MARK + _ZEROS
+            record.extra = b"SF" + len(field).to_bytes(2, "little") + field
+            archive.writestr(record, b"")
+        place = _place(file)
+        assert place is not None
+        digest = _digest(file, place)
+        file.seek(place)
+        file.write(digest)
 
 
 def damage(path: Path) -> str | None:
@@ -49,8 +46,10 @@ def damage(path: Path) -> str | None:
         with user_file(path), path.open("rb") as file, zipfile.ZipFile(file) as archive:
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
                 return "it is compressed, which no checkpoint of ours is"
-            if (stored := _stored(file)) is not None:
-                return None if stored == _comment(_computed(file)) else "its checksum is wrong"
+            if (place := _place(file)) is not None:
+                file.seek(place)
+                same = file.read(len(_ZEROS)) == _digest(file, place)
+                return None if same else "its checksum is wrong"
             if wrong := archive.testzip():
                 return f"the checksum of {wrong} is wrong"
     except UserError:
@@ -60,30 +59,25 @@ def damage(path: Path) -> str | None:
     return None
 
 
-def _comment(digest: str) -> bytes:
-    """The end of a file, from the length of its comment on."""
-    comment = _MARK + digest.encode()
-    return len(comment).to_bytes(2, "little") + comment
+def _place(file: IO[bytes]) -> int | None:
+    """Where the checksum is, if there is one: at the end of the directory, that of the file."""
+    start = max(file.seek(0, os.SEEK_END) - 1000, 0)
+    file.seek(start)
+    found = file.read().rfind(_MARK)
+    return None if found < 0 else start + found + len(_MARK)
 
 
-_END = len(_comment(64 * "0"))
-
-
-def _stored(file: IO[bytes]) -> bytes | None:
-    file.seek(-_END, os.SEEK_END)
-    end = file.read()
-    return end if end[2:].startswith(_MARK) else None
-
-
-def _computed(file: IO[bytes]) -> str:
-    """The checksum of all before the comment, as it was when that had no length."""
-    left, digest = file.seek(-_END, os.SEEK_END), sha256()
+def _digest(file: IO[bytes], place: int) -> bytes:
+    """The checksum, in hexadecimal digits, of a file with zeros in its place."""
+    digest, left = sha256(), place
     file.seek(0)
     while left and (chunk := file.read(min(left, 2**20))):
         digest.update(chunk)
         left -= len(chunk)
-    digest.update(b"\0\0")
-    return digest.hexdigest()
+    digest.update(_ZEROS)
+    file.seek(place + len(_ZEROS))
+    digest.update(file.read())
+    return digest.hexdigest().encode()
 
 
 def sound_checkpoint(path: Path) -> Path:

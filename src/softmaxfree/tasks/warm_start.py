@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..checkpoint_files import sound_checkpoint
 from ..errors import UserError
 from ..models.checkpoints import checkpoint_filter_fn, read_checkpoint
 from ..models.replace import rename_projections
@@ -21,8 +20,6 @@ def initialise(model: nn.Module, path: Path) -> str:
     state dict; position embeddings are resized. Projections of timm's ViT and Swin are taken
     whether their attention is timm's own or another, in the file and in the model.
     """
-    if path.suffix == ".ckpt":
-        path = sound_checkpoint(path)
     state = read_checkpoint(path)
     state = {name.removeprefix("model."): tensor for name, tensor in state.items()}
     state = rename_projections(checkpoint_filter_fn(state, model), model)
