@@ -9,35 +9,40 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from softmaxfree.errors import UserError
 from softmaxfree.training.command import run
 from softmaxfree.training.lock import RunLock
-from softmaxfree.training.resumed import MAY_CHANGE, changes
+from softmaxfree.training.resumed import MAY_CHANGE, changes, resumption
 
 from ..test_checkpoint_files import flip
 from .conftest import Fit
 from .schedules import Kill, Plan, differences, forked, outcome, unbroken
 
-OTHERS = (
-    "--model.backbone=soft_nano", "--model.lr=0.5", "--model.optimizer=sgd", "--model.ema=0.5",
-    "--model.options={inverse: newton}", "--data.batch_size=64", "--data.size=24",
-    "--seed_everything=9", "--trainer.limit_train_batches=2", "--trainer.max_epochs=0",
-)  # fmt: skip
+OTHERS = {
+    "model.backbone": "soft_nano", "model.optimizer": "sgd", "model.ema": 0.5, "model.lr": 0.5,
+    "model.options": {"inverse": "newton"}, "data.batch_size": 64, "data.size": 24,
+    "seed_everything": 9, "trainer.limit_train_batches": 2, "trainer.max_epochs": 0,
+    "trainer.max_steps": 2, "trainer.val_check_interval": 2,
+}  # fmt: skip
 
 
-def test_a_resumed_run_is_the_run_it_was(fit: Fit, tmp_path: Path) -> None:
+def test_a_resumed_run_is_the_run_it_was(fit: Fit) -> None:
     folder = fit()
-    before = (folder / "last.ckpt").read_bytes()
-    for word in OTHERS:
-        name = word.partition("=")[0]
-        with pytest.raises(UserError, match=f"is of one with .*{name} ") as caught:
-            fit("--ckpt_path=last", word)
-        assert "start a new run from its weights with --model.init_from run/last.ckpt" in str(
-            caught.value
-        )
+    with pytest.raises(UserError, match=r"with --model.lr 0.001 \(given: 0.5\), --data.size 16 \("):
+        fit("--ckpt_path=last", "--model.lr=0.5", "--data.size=24")
+    text = (folder / "config.yaml").read_text()
+    assert resumption(folder / "last.ckpt", text)["changed"] == {}
+    for name, value in OTHERS.items():
+        config = yaml.safe_load(text)
+        section, _, key = name.rpartition(".")
+        part = config[section] if section else config
+        part.get("init_args", part)[key] = value
+        with pytest.raises(UserError, match=f"is of one with --{name} ") as caught:
+            resumption(folder / "last.ckpt", yaml.safe_dump(config))
+        assert "a new run from its weights with --model.init_from" in str(caught.value)
         assert "\n" not in str(caught.value)
-    assert (folder / "last.ckpt").read_bytes() == before
 
     allowed = ("--trainer.max_epochs=2", "--data.eval_batch_size=50", "--save_every=7")
     fit("--ckpt_path=last", *allowed)
