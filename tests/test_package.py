@@ -16,6 +16,7 @@ ORDER = [
     "threads",
     "errors",
     "files",
+    "checkpoint_files",
     "modules",
     "environment",
     "ops",

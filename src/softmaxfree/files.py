@@ -17,7 +17,7 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=_prefix(path))
         try:
-            with os.fdopen(handle, "wb") as file:
+            with os.fdopen(handle, "w+b") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())

@@ -1,18 +1,25 @@
 """Nothing is lost: real processes, really killed."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import yaml
 
+from softmaxfree.checkpoint_files import LAST
 from softmaxfree.files import remove_unfinished
 
-from .conftest import environment, equal, softmaxfree, weights
+from .conftest import SMALL, environment, equal, softmaxfree, weights
+from .schedules import differences
 
 
 def wait_for(condition: str, path: Path, process: "subprocess.Popen[str]") -> None:
@@ -79,6 +86,84 @@ def test_a_run_killed_again_and_again_ends_as_one_never_stopped(
     assert ends[0]["global_step"] == ends[1]["global_step"] == 22
     first, second = (end["optimizer_states"][0]["state"] for end in ends)
     assert all(torch.equal(first[i][name], second[i][name]) for i in first for name in first[i])
+
+
+PLANS = {
+    "an epoch": [],  # 7 steps of it, and so many from one checkpoint to the next
+    "3 steps": ["--save_every=3", "--data.num_workers=2", "--trainer.check_val_every_n_epoch=2"],
+    "5 steps": ["--save_every=5", "--trainer.max_steps=17", "--trainer.val_check_interval=4"],
+}
+"""What is saved when."""
+SCHEDULES = [
+    ("an epoch", (3,)), ("an epoch", (7,)), ("an epoch", (14,)), ("an epoch", (3, 14)),
+    ("an epoch", (9, 14)), ("an epoch", (7, 9)), ("an epoch", (7, 14)), ("an epoch", (14, 21)),
+    ("an epoch", (7, 21)), ("an epoch", (7, 14, 21)),
+    ("3 steps", (7,)), ("3 steps", (14, 15)), ("3 steps", (5, 21)), ("3 steps", (3, 7, 14)),
+    ("3 steps", (20, 21)),
+    ("5 steps", (4,)), ("5 steps", (8, 10)), ("5 steps", (7, 15)), ("5 steps", (17,)),
+    ("5 steps", (5, 7, 17)),
+]  # fmt: skip
+"""Steps at which a run is killed; twenty of them."""
+
+
+def command(small: Path, plan: str, out: str) -> list[str | Path]:
+    return [
+        "fit", "--config", small, "--trainer.max_epochs=4", "--data.batch_size=200",
+        "--data.eval_sizes=[16]", "--data.num_workers=0", *PLANS[plan], "--ckpt_path=last",
+        f"--out={out}",
+    ]  # fmt: skip
+
+
+def left(folder: Path) -> dict[str, Any]:
+    """All that a run is judged by."""
+    found = {name: torch.load(folder / name, weights_only=True) for name in (LAST, "best.ckpt")}
+    return {**found, "scores": json.loads((folder / "run.json").read_text())["scores"]}
+
+
+@pytest.fixture(scope="module")
+def never_killed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("whole")
+    (folder / "small.yaml").write_text(yaml.safe_dump(SMALL))
+
+    @cache
+    def train(plan: str) -> dict[str, Any]:
+        done = softmaxfree(*command(folder / "small.yaml", plan, plan), cwd=folder)
+        assert done.returncode == 0, done.stderr
+        return left(folder / plan)
+
+    return train
+
+
+def kill_at(step: int, words: list[str | Path], cwd: Path) -> None:
+    """Kills a run when it has logged a step or, if that is of a checkpoint, has written it."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "softmaxfree", *map(str, words)],
+        cwd=cwd, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    last, metrics = cwd / "cut" / LAST, cwd / "cut" / "metrics.jsonl"
+    while process.poll() is None:
+        saved = last.exists() and torch.load(last, weights_only=True)["global_step"]
+        if saved == step or (metrics.exists() and f'"step": {step},' in metrics.read_text()):
+            process.kill()
+        time.sleep(0.01)
+    assert process.returncode in (0, -signal.SIGKILL)  # quicker than we look
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("plan", "steps"), SCHEDULES, ids=str)
+def test_the_table_of_kills(
+    plan: str,
+    steps: tuple[int, ...],
+    small: Path,
+    tmp_path: Path,
+    never_killed: Callable[[str], dict[str, Any]],
+) -> None:
+    words = command(small, plan, "cut")
+    for step in steps:
+        kill_at(step, words, tmp_path)
+    done = softmaxfree(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert differences(never_killed(plan), left(tmp_path / "cut")) == []
 
 
 WRITER = """

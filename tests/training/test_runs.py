@@ -32,7 +32,7 @@ def test_a_run_leaves_everything_that_is_needed(
     names = {path.name for path in folder.iterdir()}
     assert names == {
         "last.ckpt", "best.ckpt", "config.yaml", "run.json", "metrics.jsonl", "run.png",
-        "example.png",
+        "example.png", "previous.ckpt", ".lock",
     }  # fmt: skip
     with Image.open(folder / "run.png") as curves:
         assert curves.width > 500

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from timm.models import load_state_dict
 from torch import Tensor, nn
 
+from ..checkpoint_files import sound_checkpoint
 from ..errors import UserError
 
 StateDict = dict[str, Tensor]
@@ -152,6 +153,8 @@ def read_checkpoint(path: Path) -> StateDict:
     """
     if not path.is_file():
         raise UserError(f"there is no file {path}; give the path of a checkpoint")
+    if path.suffix == ".ckpt":
+        path = sound_checkpoint(path)
     try:
         state = load_state_dict(str(path), use_ema=True, weights_only=True)
     except Exception as error:  # whatever a broken file makes the readers raise

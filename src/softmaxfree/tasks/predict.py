@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from ..checkpoint_files import sound_checkpoint
 from ..data.transforms import evaluation_transform
 from ..errors import UserError, user_file
 from ..files import write_atomically
@@ -89,8 +90,7 @@ def read_image(path: Path) -> Image.Image:
 
 def read_run_checkpoint(path: Path) -> dict[str, Any]:
     """A run's checkpoint, without running anything in it."""
-    if not path.is_file():
-        raise UserError(f"there is no checkpoint {path}; give the path of a run's last.ckpt")
+    path = sound_checkpoint(path)
     try:
         checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever a broken file makes torch raise

@@ -1,7 +1,6 @@
 """Checkpoints of a run: when they are written, how, and what a signal does."""
 
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -11,8 +10,10 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
+from ..checkpoint_files import LAST, PREVIOUS, damage, keep_previous, write_checkpoint
 from ..errors import DivergedError, UserError
-from ..files import atomic_file, remove_unfinished
+from ..files import remove_unfinished
+from .loop import RunLoop
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
@@ -31,16 +32,23 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
     ) -> None:
-        with atomic_file(Path(path)) as file:
-            torch.save(checkpoint, file)
+        write_checkpoint(checkpoint, Path(path))
+
+    def load_checkpoint(
+        self, path: Any, map_location: Any = lambda storage, _: storage, weights_only: Any = True
+    ) -> Any:
+        if reason := damage(Path(path)):
+            raise UserError(f"{path} cannot be read as a checkpoint ({reason}): it is damaged")
+        return super().load_checkpoint(path, map_location, weights_only)
 
 
 class RunCheckpoint(Checkpoint):
     """Writes last.ckpt and best.ckpt, and saves before a signal ends the run.
 
     last.ckpt holds the whole state: every `save_every` steps, at the end of every epoch and of the
-    run, and on SIGINT, SIGTERM and SIGUSR1. best.ckpt is the one of the highest score in
-    validation. Both have the averaged weights, if there are any, as their state_dict.
+    run, before every validation, and on SIGINT, SIGTERM and SIGUSR1. The one before it is kept as
+    previous.ckpt. best.ckpt is the one of the highest score in validation. All have the averaged
+    weights, if there are any, as their state_dict.
 
     Lightning calls checkpoint callbacks after all others, so that averaged weights are up to date.
 
@@ -49,6 +57,7 @@ class RunCheckpoint(Checkpoint):
         monitor: What best.ckpt is the highest of.
         save_every: Steps from one last.ckpt to the next.
         config: The run's configuration, kept in the checkpoints.
+        resumed: Whether the run goes on from its last.ckpt, which then is known to be sound.
     """
 
     def __init__(
@@ -57,23 +66,27 @@ class RunCheckpoint(Checkpoint):
         monitor: str,
         save_every: int = 500,
         config: str | None = None,
+        resumed: bool = False,
     ) -> None:
         if save_every < 1:
             raise UserError(f"--save_every must be at least 1, got {save_every}")
-        self.last, self.best = folder / "last.ckpt", folder / "best.ckpt"
+        self.last, self.best = folder / LAST, folder / "best.ckpt"
         self.save_every, self.monitor, self.config = save_every, monitor, config
         self.highest = float("-inf")
         self.step = 0
+        self.resumed = resumed
+        self.saved: int | None = None  # the step that last.ckpt is of, if it is known to be sound
         self.received: signal.Signals | None = None
         self._before: dict[signal.Signals, Any] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit" and trainer.is_global_zero:
-            remove_unfinished(self.last)
-            remove_unfinished(self.best)
+            for path in (self.last, self.best, self.last.with_name(PREVIOUS)):
+                remove_unfinished(path)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.step = trainer.global_step
+        self.saved = self.step if self.resumed else None
         for number in SIGNALS:
             self._before[number] = signal.signal(number, self._receive)
 
@@ -99,36 +112,53 @@ class RunCheckpoint(Checkpoint):
         if trainer.global_step == self.step:  # in the middle of an accumulated batch
             return
         self.step = trainer.global_step
-        self._stop_if_asked(trainer, before=lambda: self.save(trainer, self.last))
+        self._stop_if_asked(trainer)
         ends = self.step == trainer.max_steps or trainer.should_stop  # within an epoch
         if self.step % self.save_every == 0 or trainer.is_last_batch or ends:
-            self.save(trainer, self.last)
+            self._save_last(trainer)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Saves what validation follows on: later the averaged weights are in place."""
+        if _in_training(trainer) and not self._in_accumulation(trainer):
+            self._save_last(trainer)
 
     def on_validation_batch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
-        if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            self._stop_if_asked(trainer, before=lambda: None)  # saved before validation
+        if _in_training(trainer) and not self._in_accumulation(trainer):
+            self._stop_if_asked(trainer)
 
-    def _stop_if_asked(self, trainer: Trainer, before: Callable[[], None]) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        value = trainer.callback_metrics.get(self.monitor)
+        if not _in_training(trainer) or value is None:
+            return
+        if float(value) > self.highest:
+            self.highest = float(value)
+            self.save(trainer, self.best, validated=True)
+
+    @staticmethod
+    def _in_accumulation(trainer: Trainer) -> bool:
+        """Whether there are gradients that no step has used yet, and no checkpoint holds."""
+        return trainer.fit_loop._should_accumulate()
+
+    def _stop_if_asked(self, trainer: Trainer) -> None:
         asked = self.received is not None
         if trainer.world_size > 1:  # all processes stop at the same step
             asked = trainer.strategy.reduce_boolean_decision(asked, all=False)
         if asked:
-            before()
+            self._save_last(trainer)
             name = self.received.name if self.received else "a signal to another process"
             raise Stopped(
                 f"stopped by {name} after step {trainer.global_step}",
                 self.received or signal.SIGTERM,
             )
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        value = trainer.callback_metrics.get(self.monitor)
-        if trainer.state.fn != "fit" or trainer.sanity_checking or value is None:
+    def _save_last(self, trainer: Trainer) -> None:
+        """Writes last.ckpt, unless it is of this step already."""
+        if self.saved == trainer.global_step:
             return
-        if float(value) > self.highest:
-            self.highest = float(value)
-            self.save(trainer, self.best)
+        self.save(trainer, self.last)
+        self.saved = trainer.global_step
 
-    def save(self, trainer: Trainer, path: Path) -> None:
+    def save(self, trainer: Trainer, path: Path, validated: bool = False) -> None:
         """Saves, unless weights are no longer finite: then the file that is there stays."""
         if getattr(trainer, "fast_dev_run", False):
             return
@@ -138,7 +168,13 @@ class RunCheckpoint(Checkpoint):
                     f"the weights {name} are no longer finite after step {trainer.global_step}; "
                     f"the last good checkpoint is kept"
                 )
+        if path == self.last and self.saved is not None and trainer.is_global_zero:
+            keep_previous(path)
+        loop = trainer.fit_loop
+        assert isinstance(loop, RunLoop)
+        loop.validated = validated
         trainer.save_checkpoint(path)
+        loop.validated = False
 
     def state_dict(self) -> dict[str, Any]:
         return {"highest": self.highest}
@@ -150,3 +186,8 @@ class RunCheckpoint(Checkpoint):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         checkpoint["config"] = self.config
+
+
+def _in_training(trainer: Trainer) -> bool:
+    """Whether a validation is one of those between steps of training."""
+    return trainer.state.fn == "fit" and not trainer.sanity_checking

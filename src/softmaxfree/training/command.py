@@ -21,6 +21,7 @@ from timm.layers import convert_sync_batchnorm
 from torch import nn
 
 from ..bench.measure import largest_memory
+from ..checkpoint_files import LAST, holds_run, sound_checkpoint
 from ..data.module import Data
 from ..errors import UserError
 from ..files import recipe, write_atomically
@@ -29,7 +30,9 @@ from ..tasks import Task
 from ..tasks.predict import read_run_checkpoint
 from .allocator import keep_freed_memory
 from .checkpoint import AtomicCheckpointIO, RunCheckpoint, Stopped
+from .lock import RunLock
 from .log import LineLogger, Pace, ProgressBar
+from .loop import RunLoop
 from .report import (
     describe_run,
     draw_run,
@@ -37,8 +40,10 @@ from .report import (
     leave_traceback,
     next_commands,
     origin,
+    resumptions,
 )
 from .restart import join_after_restart, restarts
+from .resumed import resumption
 
 DESCRIPTIONS = {
     "fit": "Train a model. Without --config it trains softpp_nano on handwritten digits.",
@@ -147,10 +152,9 @@ class TrainingCLI(LightningCLI):
                 )
             self.folder = folder_of_run(config)
             if config.ckpt_path == "last":
-                last = self.folder / "last.ckpt"
-                config.ckpt_path = str(last) if last.exists() else None
-        if config.ckpt_path and not Path(config.ckpt_path).is_file():
-            raise UserError(f"there is no checkpoint {config.ckpt_path}")
+                config.ckpt_path = self.folder / LAST if holds_run(self.folder) else None
+        if config.ckpt_path:
+            config.ckpt_path = str(sound_checkpoint(Path(config.ckpt_path)))
         model = config.model.init_args
         trained = model.get("init_from") or (model.get("options") or {}).get("pretrained")
         if self.command != "fit" and not config.ckpt_path and not trained:
@@ -175,7 +179,9 @@ class TrainingCLI(LightningCLI):
         if self.command != "fit":
             return super().instantiate_trainer(logger=False, enable_checkpointing=False)
         config = self.config.fit
-        text = _configuration(self._parser("fit"), config)
+        self.text = _configuration(self._parser("fit"), config)
+        path = config.ckpt_path
+        self.resumption = resumption(Path(path), self.text) if path else None
         self.pace = Pace()
         trainer_config = self.config_init.fit.trainer
         ours: dict[str, Any] = {
@@ -185,7 +191,13 @@ class TrainingCLI(LightningCLI):
                 *_listed(trainer_config.callbacks),
                 *([ProgressBar()] if trainer_config.enable_progress_bar is not False else []),
                 self.pace,
-                RunCheckpoint(self.folder, self.model.monitor, config.save_every, text),
+                RunCheckpoint(
+                    self.folder,
+                    self.model.monitor,
+                    config.save_every,
+                    self.text,
+                    resumed=path == str(self.folder / LAST),
+                ),
             ],
         }
         if trainer_config.sync_batchnorm:
@@ -194,24 +206,31 @@ class TrainingCLI(LightningCLI):
         if trainer_config.logger in (None, True):
             ours["logger"] = LineLogger(self.folder)
         trainer = super().instantiate_trainer(**ours)
-        self.origin = origin()  # now: the working copy may change while the run goes on
-        if trainer.is_global_zero:
-            write_atomically(self.folder / "config.yaml", text)
-            describe_run(self.folder, **self.origin)
+        RunLoop.install(trainer)
         return trainer
 
     def _run_subcommand(self, subcommand: str) -> None:
+        fit = self.command == "fit"
+        lock = RunLock(self.folder) if fit and self.trainer.is_global_zero else None
         try:
             super()._run_subcommand(subcommand)
         except (UserError, Stopped, KeyboardInterrupt):
             raise
         except BaseException:
-            if self.command == "fit":
+            if fit:
                 leave_traceback(self.folder, self.trainer.global_rank)
             raise
+        finally:
+            if lock:
+                lock.release()
 
     def before_fit(self) -> None:
         self.started = perf_counter()
+        self.origin = origin()  # now: the working copy may change while the run goes on
+        if self.trainer.is_global_zero:
+            self.origin |= resumptions(self.folder, self.resumption)
+            write_atomically(self.folder / "config.yaml", self.text)
+            describe_run(self.folder, **self.origin)
         if self.trainer.strategy.root_device.type == "cpu":
             keep_freed_memory()
         if self.trainer.is_global_zero:
@@ -290,7 +309,7 @@ def run(command: str, arguments: list[str]) -> None:
     warnings.filterwarnings("ignore", message=".*LeafSpec", module="lightning")
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    arguments = _with_configuration(command, arguments)
+    arguments = _with_configuration(command, _with_sound_checkpoint(arguments))
     join_after_restart()
     try:
         TrainingCLI(command, arguments)
@@ -314,6 +333,16 @@ def _with_configuration(command: str, arguments: list[str]) -> list[str]:
             f"{command} needs something to score: give --ckpt_path FILE, or --config FILE"
         )
     return ["--config", str(recipe("digits/softpp_nano.yaml")), *arguments]
+
+
+def _with_sound_checkpoint(arguments: list[str]) -> list[str]:
+    """The arguments with the checkpoint that is taken, where the one given is damaged."""
+    path = _option(arguments, "--ckpt_path")
+    if not path or path == "last":
+        return arguments
+    taken = {path: str(sound_checkpoint(Path(path)))}
+    taken |= {f"--ckpt_path={old}": f"--ckpt_path={new}" for old, new in taken.items()}
+    return [taken.get(word, word) for word in arguments]
 
 
 def _option(arguments: list[str], name: str) -> str | None:
@@ -370,7 +399,7 @@ def folder_of_run(config: Namespace) -> Path:
     if restarts() and not config.ckpt_path:
         config.ckpt_path = "last"
     if config.out or parallel or config.ckpt_path:
-        if (base / "last.ckpt").exists() and not config.ckpt_path:
+        if holds_run(base) and not config.ckpt_path:
             raise UserError(
                 f"{base} holds a run already: give --ckpt_path last to go on with it, "
                 "or another folder with --out"

@@ -37,6 +37,17 @@ def describe_run(folder: Path, **known: Any) -> None:
     write_atomically(folder / "run.json", json.dumps(known, indent=1) + "\n")
 
 
+def resumptions(folder: Path, new: dict[str, Any] | None) -> dict[str, Any]:
+    """What run.json tells of how often and from where a run was gone on with, `new` the latest."""
+    if new is None:
+        return {}
+    try:
+        before = json.loads((folder / "run.json").read_text()).get("resumed", [])
+    except (OSError, ValueError):  # another folder
+        before = []
+    return {"resumed": [*before, new]}
+
+
 def leave_traceback(folder: Path, rank: int) -> None:
     """Writes the traceback of the exception that is being handled into the run's folder."""
     name = f"traceback-{rank}.txt" if rank else "traceback.txt"

@@ -1,0 +1,148 @@
+"""Going on with a run: with what it was told, from a sound file, alone in its folder."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from softmaxfree.errors import UserError
+from softmaxfree.training.command import run
+from softmaxfree.training.lock import RunLock
+from softmaxfree.training.resumed import MAY_CHANGE, changes, resumption
+
+from ..test_checkpoint_files import flip
+from .conftest import Fit
+from .schedules import Kill, Plan, differences, forked, outcome, unbroken
+
+OTHERS = {
+    "model.backbone": "soft_nano", "model.optimizer": "sgd", "model.ema": 0.5, "model.lr": 0.5,
+    "model.options": {"inverse": "newton"}, "data.batch_size": 64, "data.size": 24,
+    "seed_everything": 9, "trainer.limit_train_batches": 2, "trainer.max_epochs": 0,
+    "trainer.max_steps": 2, "trainer.val_check_interval": 2,
+}  # fmt: skip
+
+
+def test_a_resumed_run_is_the_run_it_was(fit: Fit) -> None:
+    folder = fit()
+    with pytest.raises(UserError, match=r"with --model.lr 0.001 \(given: 0.5\), --data.size 16 \("):
+        fit("--ckpt_path=last", "--model.lr=0.5", "--data.size=24")
+    text = (folder / "config.yaml").read_text()
+    assert resumption(folder / "last.ckpt", text)["changed"] == {}
+    for name, value in OTHERS.items():
+        config = yaml.safe_load(text)
+        section, _, key = name.rpartition(".")
+        part = config[section] if section else config
+        part.get("init_args", part)[key] = value
+        with pytest.raises(UserError, match=f"is of one with --{name} ") as caught:
+            resumption(folder / "last.ckpt", yaml.safe_dump(config))
+        assert "a new run from its weights with --model.init_from" in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+    allowed = ("--trainer.max_epochs=2", "--data.eval_batch_size=50", "--save_every=7")
+    fit("--ckpt_path=last", *allowed)
+    (told,) = json.loads((folder / "run.json").read_text())["resumed"]
+    assert told == {
+        "from": "last.ckpt",
+        "step": 3,
+        "changed": {
+            "save_every": [500, 7],
+            "trainer.max_epochs": [1, 2],
+            "data.eval_batch_size": [None, 50],
+        },
+    }
+    assert torch.load(folder / "last.ckpt", weights_only=True)["global_step"] == 6
+
+
+def test_names_are_those_of_the_command_line() -> None:
+    was = "seed_everything: 1\nmodel: {class_path: a.A, init_args: {lr: 1, options: null}}\n"
+    now = "seed_everything: 2\nmodel: {class_path: a.B, init_args: {lr: 2, options: {}, new: 1}}\n"
+    assert changes(was, now) == {"seed_everything": [1, 2], "model": ["a.A", "a.B"],
+                                 "model.lr": [1, 2]}  # fmt: skip
+    assert not any("init_args" in name for name in MAY_CHANGE)
+
+
+def test_a_damaged_checkpoint_is_not_trained_on_or_scored(
+    fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = fit("--save_every=1")
+    told = json.loads((folder / "run.json").read_text())["scores"]
+    middle = (folder / "last.ckpt").stat().st_size // 2
+    flip(folder / "last.ckpt", *range(middle, middle + 64))
+    capsys.readouterr()
+    run("validate", ["--ckpt_path=run/last.ckpt"])
+    line = "the checkpoint before it, run/previous.ckpt, is taken"
+    assert capsys.readouterr().err.count(line) == 1
+
+    fit("--save_every=1", "--ckpt_path=last")
+    assert capsys.readouterr().err.count(line) == 1
+    again = json.loads((folder / "run.json").read_text())
+    assert again["scores"] == told
+    assert [(entry["from"], entry["step"]) for entry in again["resumed"]] == [("previous.ckpt", 2)]
+
+    (folder / "best.ckpt").write_bytes(b"")
+    with pytest.raises(UserError, match=r"best.ckpt cannot be read as a checkpoint"):
+        run("validate", ["--ckpt_path=run/best.ckpt"])
+    with pytest.raises(UserError, match=r"best.ckpt cannot be read as a checkpoint"):
+        fit("--model.init_from=run/best.ckpt", out="new")
+
+
+def test_a_damaged_checkpoint_never_takes_the_place_of_a_sound_one(tmp_path: Path) -> None:
+    plan = Plan(batches=4, max_epochs=2, save_every=1)
+    forked(plan, tmp_path, Kill("last.ckpt 3"))
+    flip(tmp_path / "last.ckpt", *range(2000, 2064))
+    forked(plan, tmp_path, Kill("last.ckpt 3"))  # goes on from step 2
+    steps = [torch.load(tmp_path / name, weights_only=True)["global_step"]
+             for name in ("previous.ckpt", "last.ckpt")]  # fmt: skip
+    assert steps == [2, 3]
+    assert forked(plan, tmp_path) == 0
+    assert differences(unbroken(plan), outcome(tmp_path)) == []
+
+
+@contextmanager
+def another_process(folder: Path) -> Iterator[int]:
+    """One that holds the lock, and has a child that outlives it."""
+    ready, told = os.pipe()
+    child = os.fork()
+    if not child:
+        RunLock(folder)
+        os.fork()
+        os.write(told, b".")
+        os.close(told)
+        signal.alarm(60)
+        signal.pause()
+        os._exit(0)
+    try:
+        os.read(ready, 1)
+        yield child
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(ready)
+        os.close(told)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_two_runs_cannot_share_a_folder(fit: Fit, tmp_path: Path) -> None:
+    with another_process(tmp_path / "run") as process:
+        with pytest.raises(
+            UserError,
+            match=rf"run is being written to by another run \(process {process} on .*\): "
+            "wait for its end, or give another folder with --out",
+        ):
+            fit()
+        assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]
+    RunLock(tmp_path / "run").release()  # at once: it ended with its process
+
+
+def test_a_lock_is_not_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("text")
+    (tmp_path / ".lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(UserError, match="cannot write"):
+        RunLock(tmp_path)
+    assert (tmp_path / "precious").read_text() == "text"
