@@ -21,6 +21,7 @@ ORDER = [
     "ops",
     "layers",
     "testing",
+    "trust",
     "models",
     "analysis",
     "data",

@@ -1,7 +1,9 @@
 """Weights from elsewhere: the authors' names to ours, other grids to ours, and what is wrong."""
 
 import math
+import os
 import re
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -153,7 +155,9 @@ def read_checkpoint(path: Path) -> StateDict:
     if not path.is_file():
         raise UserError(f"there is no file {path}; give the path of a checkpoint")
     try:
+        check_archive(path)
         state = load_state_dict(str(path), use_ema=True, weights_only=True)
+        check_tensors(state)
     except Exception as error:  # whatever a broken file makes the readers raise
         reason = str(error).split("\n")[0].rstrip(".")
         raise UserError(
@@ -167,3 +171,40 @@ def read_checkpoint(path: Path) -> StateDict:
             "save model.state_dict()"
         )
     return state
+
+
+def check_archive(path: Path) -> None:
+    """Refuses a file that would be larger in memory than on the disk.
+
+    torch.save writes an archive that is not compressed, with nothing after its directory. One that
+    is compressed could be a thousand times as large once it is read.
+    """
+    with path.open("rb") as file:
+        if file.read(4) != b"PK\3\4":  # no archive: a stream, whose sizes are what there is
+            return
+        file.seek(-22, os.SEEK_END)
+        end = file.read(22)
+    if not end.startswith(b"PK\5\6"):
+        raise ValueError("it is an archive that does not end with its directory")
+    with zipfile.ZipFile(path) as archive:
+        records = archive.infolist()
+    size = sum(record.file_size for record in records)
+    if any(record.compress_type for record in records) or size > path.stat().st_size:
+        raise ValueError(
+            f"it is compressed, and would take {size / 1e6:,.0f} MB, which torch.save never does"
+        )
+
+
+def check_tensors(value: Any) -> None:
+    """Refuses tensors that are larger than what is stored of them, anywhere in a value."""
+    seen: set[int] = set()
+    rest = [value]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, Tensor):
+            plain = value.layout == torch.strided and value.device.type == "cpu"
+            if not plain or value.untyped_storage().nbytes() < value.numel() * value.element_size():
+                raise ValueError(f"a tensor of shape {tuple(value.shape)} is not stored as such")
+        elif isinstance(value, dict | list | tuple | set) and id(value) not in seen:
+            seen.add(id(value))
+            rest += value.values() if isinstance(value, dict) else value

@@ -10,7 +10,7 @@ from PIL import Image
 from ..data.module import Data
 from ..data.sources import Source
 from ..environment import command_line, commit, hardware, versions
-from ..files import write_atomically
+from ..files import write_atomically, write_picture
 from .log import read_metrics
 
 
@@ -51,7 +51,7 @@ def draw_curves(folder: Path, curves: dict[str, list[str]]) -> Path:
         if axes.lines:
             axes.legend()
     path = folder / "curves.png"
-    figure.savefig(path, dpi=120)
+    write_picture(path, figure)
     return path
 
 
@@ -67,6 +67,6 @@ def example_image(data: Data, folder: Path) -> Path | None:
             continue
         if not isinstance(image, Image.Image):  # but a sequence
             return None
-        image.save(folder / "example.png")
+        write_picture(folder / "example.png", image)
         return folder / "example.png"
     return None
