@@ -422,8 +422,8 @@ def _built(
     extra = set(given) - {"class_path", "init_args"}
     if name not in known or extra or not re.fullmatch(rf"{re.escape(package)}(\.\w+)?\.\w+", path):
         raise UserError(
-            f"the {part} of {source} is a {visible(path)[:100]}, which is not built because a file names it: "
-            "give the run's --config if you trust it"
+            f"the {part} of {source} is a {visible(path)[:100]}, which is not built because a file "
+            "names it: give the run's --config if you trust it"
         )
     arguments = given.get("init_args") or {}
     if not isinstance(arguments, Mapping):

@@ -154,8 +154,8 @@ def read_checkpoint(path: Path) -> StateDict:
     """
     if not path.is_file():
         raise UserError(f"there is no file {path}; give the path of a checkpoint")
+    check_archive(path)
     try:
-        check_archive(path)
         state = load_state_dict(str(path), use_ema=True, weights_only=True)
         check_tensors(state)
     except Exception as error:  # whatever a broken file makes the readers raise
@@ -182,16 +182,24 @@ def check_archive(path: Path) -> None:
     with path.open("rb") as file:
         if file.read(4) != b"PK\3\4":  # no archive: a stream, whose sizes are what there is
             return
-        file.seek(-22, os.SEEK_END)
-        end = file.read(22)
-    if not end.startswith(b"PK\5\6"):
-        raise ValueError("it is an archive that does not end with its directory")
-    with zipfile.ZipFile(path) as archive:
-        records = archive.infolist()
-    size = sum(record.file_size for record in records)
-    if any(record.compress_type for record in records) or size > path.stat().st_size:
-        raise ValueError(
-            f"it is compressed, and would take {size / 1e6:,.0f} MB, which torch.save never does"
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - 22, 0))
+        ends = file.read().startswith(b"PK\5\6")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            records = archive.infolist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError):
+        ends = False
+    if not ends:
+        raise UserError(
+            f"{path} cannot be read as weights (it does not end with its directory); it is "
+            "truncated, or no checkpoint: fetch it again"
+        )
+    inside = sum(record.file_size for record in records)
+    if inside > size or any(record.compress_type for record in records):
+        raise UserError(
+            f"{path} is refused: it has {size / 1e6:,.1f} MB and would take {inside / 1e6:,.1f}, "
+            "compressed, which a checkpoint never is; save it with torch.save"
         )
 
 

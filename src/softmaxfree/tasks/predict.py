@@ -94,8 +94,8 @@ def read_run_checkpoint(path: Path) -> dict[str, Any]:
     """A run's checkpoint, without running anything in it."""
     if not path.is_file():
         raise UserError(f"there is no checkpoint {path}; give the path of a run's last.ckpt")
+    check_archive(path)
     try:
-        check_archive(path)
         checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         check_tensors(checkpoint)
     except Exception as error:  # whatever a broken file makes torch raise

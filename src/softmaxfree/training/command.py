@@ -26,6 +26,7 @@ from ..bench.measure import largest_memory
 from ..data.module import Data
 from ..errors import UserError, visible
 from ..files import recipe, write_atomically
+from ..models.checkpoints import check_archive
 from ..modules import MODULES, Names, import_modules, listed
 from ..tasks import Task
 from ..tasks.predict import read_run_checkpoint
@@ -147,6 +148,8 @@ class TrainingCLI(LightningCLI):
                 config.ckpt_path = str(last) if last.exists() else None
         if config.ckpt_path and not Path(config.ckpt_path).is_file():
             raise UserError(f"there is no checkpoint {config.ckpt_path}")
+        if config.ckpt_path:
+            check_archive(Path(config.ckpt_path))
         model = config.model.init_args
         trained = model.get("init_from") or (model.get("options") or {}).get("pretrained")
         if self.command != "fit" and not config.ckpt_path and not trained:
