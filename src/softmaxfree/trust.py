@@ -6,12 +6,13 @@ absolute paths and names of data that say how it is fetched come from the comman
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 import yaml
+from torch import nn
 
 from .errors import UserError, visible
 from .layers.table import ATTENTIONS, attention_options
@@ -21,8 +22,14 @@ Kind = Callable[[Any], bool]
 Table = Mapping[str, Any]
 """By name a kind, or the table of a mapping."""
 
+Model = TypeVar("Model", bound=nn.Module)
+
 LARGEST = 2**53
 LARGEST_SIZE = 2**20
+LARGEST_SIDE = 2**13
+"""Pixels that a checkpoint may ask to resize images to."""
+DEEPEST = 1000
+"""Layers of a model."""
 LONGEST = 10_000
 """Entries of a list."""
 LONGEST_TEXT = 2**20
@@ -46,6 +53,14 @@ def is_number(value: Any) -> bool:
 def is_size(value: Any) -> bool:
     """A count, a width, a side."""
     return isinstance(value, int) and not is_switch(value) and 0 <= value <= LARGEST_SIZE
+
+
+def is_side(value: Any) -> bool:
+    return is_size(value) and 0 < value <= LARGEST_SIDE
+
+
+def is_depth(value: Any) -> bool:
+    return is_size(value) and value <= DEEPEST
 
 
 def is_byte(value: Any) -> bool:
@@ -100,11 +115,12 @@ def _named(names: str, kind: Kind) -> dict[str, Kind]:
 
 _BACKBONE_OPTIONS: Table = {
     **_named(
-        "img_size patch_size in_chans embed_dim embed_dims dims depth depths num_heads head_dim "
+        "img_size patch_size in_chans embed_dim embed_dims dims num_heads head_dim "
         "ratio ratios sr_ratios tokens num_landmarks iters value_conv stem_stride window_size "
         "reg_tokens kernel_sizes output_stride stem_width base_width cardinality head_hidden_size",
         _SIZES,
     ),
+    **_named("depth depths", either(is_depth, several(is_depth, 4))),
     **_named(
         "mlp_ratio mlp_ratios ridge drop_rate pos_drop_rate patch_drop_rate proj_drop_rate "
         "attn_drop_rate drop_block_rate init_values ls_init_value head_init_scale norm_eps",
@@ -174,7 +190,7 @@ _DATA: Table = {
     "root": is_below,
     **_named("train_split val_split test_split", matches(_SPLIT)),
     **_named("batch_size eval_batch_size num_workers", is_size),
-    **_named("seed flip", is_number),
+    "seed": is_number,
 }
 DATA: Mapping[str, Table] = {
     "ImageData": {
@@ -182,7 +198,7 @@ DATA: Mapping[str, Table] = {
         "cache": is_switch,
         "size": is_size,
         "eval_sizes": several(is_size),
-        **_named("crop_pct color_jitter erase", is_number),
+        **_named("crop_pct flip color_jitter erase", is_number),
         **_named("interpolation train_interpolation crop_mode auto_augment", is_word),
         **_named("mean std", _COLOURS),
         **_named("crop_scale crop_ratio", several(is_number, 2)),
@@ -192,7 +208,7 @@ DATA: Mapping[str, Table] = {
         "classes": several(is_text),
         "sizes": several(is_size),
         "max_size": is_size,
-        **_named("vertical_flip color_jitter", is_number),
+        **_named("flip vertical_flip color_jitter", is_number),
     },
     "SegmentationData": {
         **_DATA,
@@ -205,7 +221,7 @@ DATA: Mapping[str, Table] = {
         "scale": several(is_number, 2),
         **_named("train_size eval_size eval_max_size", is_size),
         "photometric": is_switch,
-        "cat_max_ratio": is_number,
+        **_named("flip cat_max_ratio", is_number),
     },
     "SequenceData": {
         **_DATA,
@@ -224,7 +240,7 @@ _OF_TRAINING = {"model.teacher", "model.teacher_checkpoint", "model.results"}
 """Not needed to score, like what the trainer is given to train with."""
 
 PREPARATION: Table = {
-    **_named("size max_size", is_size),
+    **_named("size max_size", is_side),
     "classes": several(is_text),
     "crop_pct": is_number,
     "interpolation": is_word,
@@ -274,7 +290,8 @@ def tasks() -> dict[str, Table]:
             **_TASK,
             "attention": is_word,
             "options": attention,
-            **_named("num_classes vocabulary length dim hidden depth num_heads", is_size),
+            **_named("num_classes vocabulary length dim hidden num_heads", is_size),
+            "depth": is_depth,
             "pairs": is_switch,
             "dropout": is_number,
         },
@@ -308,6 +325,9 @@ def model_arguments(task: str, given: Any, names: Sequence[str]) -> dict[str, An
         given: Its hyper_parameters.
         names: Of the arguments that are wanted.
     """
+    given = given if isinstance(given, Mapping) else {}
+    if given.get("num_classes") is None:
+        raise UserError("the checkpoint does not tell of its model's classes: it is damaged")
     wanted = {name: given[name] for name in names if name in given}
     return _refusing(wanted, tasks()[task], "the model")
 
@@ -329,11 +349,27 @@ def preparation(given: Any, num_classes: int, *needed: str) -> dict[str, Any]:
     return found
 
 
-@contextmanager
-def building() -> Iterator[None]:
-    """Says that a checkpoint is wrong, where a model cannot be built of what it tells."""
+def built(make: Callable[[], Model], state: Any) -> Model:
+    """A model with a checkpoint's weights, in evaluation.
+
+    It is built without memory first: a file cannot tell of a model that is much larger than its
+    weights.
+
+    Args:
+        make: What builds it.
+        state: The weights.
+    """
     try:
-        yield
+        with torch.device("meta"):
+            told = sum(tensor.numel() for tensor in make().state_dict().values())
+        stored = sum(tensor.numel() for tensor in state.values())
+        if told > 2 * stored + 2**20:
+            raise UserError(
+                f"the checkpoint tells of a model of {told:,} numbers and has {stored:,}: it is "
+                "damaged"
+            )
+        model = make()
+        model.load_state_dict(state)
     except UserError:
         raise
     except Exception as error:  # whatever wrong values make torch and timm raise
@@ -342,6 +378,7 @@ def building() -> Iterator[None]:
             f"no model can be built of what the checkpoint tells ({type(error).__name__}: "
             f"{reason}): it is damaged, or none that `softmaxfree fit` has written"
         ) from error
+    return model.eval()
 
 
 def _refusing(given: Mapping[Any, Any], table: Table, what: str) -> dict[str, Any]:

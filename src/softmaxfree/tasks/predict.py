@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..data.transforms import evaluation_transform
 from ..errors import UserError, user_file, visible
 from ..files import write_atomically, write_picture
 from ..models.build import build_model
 from ..models.checkpoints import check_archive, check_tensors
-from ..trust import building, model_arguments, preparation
+from ..trust import built, model_arguments, preparation
 from .predict_labels import Labeller
 from .predict_objects import ObjectFinder
 
@@ -29,14 +29,9 @@ class Classifier:
     def __init__(self, checkpoint: dict[str, Any], size: int | None = None) -> None:
         names = ("backbone", "num_classes", "attention", "tie_qk", "options")
         told = ("size", "mean", "std", "crop_pct", "interpolation")
-        with building():
-            given = model_arguments("Classification", checkpoint["hyper_parameters"], names)
-            images = preparation(checkpoint["images"], given["num_classes"], *told)
-            self.model: nn.Module = build_model(**given)
-            self.model.load_state_dict(
-                {k.removeprefix("model."): v for k, v in checkpoint["state_dict"].items()}
-            )
-        self.model.eval()
+        given = model_arguments("Classification", checkpoint["hyper_parameters"], names)
+        images = preparation(checkpoint["images"], given["num_classes"], *told)
+        self.model = built(lambda: build_model(**given), _weights_of_model(checkpoint))
         self.classes: list[str] = list(
             images.get("classes") or map(str, range(given["num_classes"]))
         )
@@ -78,6 +73,12 @@ class Classifier:
             {"class": self.classes[number], "index": number, "probability": value}
             for number, value in zip(numbers.tolist(), values.tolist())
         ]
+
+
+def _weights_of_model(checkpoint: dict[str, Any]) -> dict[str, Tensor]:
+    state = checkpoint.get("state_dict")
+    state = state if isinstance(state, dict) else {}
+    return {str(name).removeprefix("model."): tensor for name, tensor in state.items()}
 
 
 def read_image(path: Path) -> Image.Image:

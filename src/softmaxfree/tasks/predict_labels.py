@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from PIL import Image, ImageDraw, ImageFont
 
 from ..data.segmentation import Resized
-from ..trust import building, model_arguments, preparation
+from ..trust import built, model_arguments, preparation
 from .segmentation import Segmentation
 
 LINE = 18
@@ -28,11 +28,8 @@ class Labeller:
             "decoder", "backbone", "num_classes", "attention", "tie_qk", "options", "width",
             "auxiliary", "window", "step", "mean", "std",
         )  # fmt: skip
-        with building():
-            arguments = model_arguments("Segmentation", checkpoint["hyper_parameters"], names)
-            self.task = Segmentation(**arguments)
-            self.task.load_state_dict(checkpoint["state_dict"])
-        self.task.eval()
+        arguments = model_arguments("Segmentation", checkpoint["hyper_parameters"], names)
+        self.task = built(lambda: Segmentation(**arguments), checkpoint.get("state_dict"))
         told = ("classes", "palette")
         labels = preparation(checkpoint["labels"], self.task.num_classes, *told)
         self.classes: list[str] = labels["classes"]

@@ -8,7 +8,7 @@ from torch import Tensor
 from torchvision.transforms.v2.functional import pil_to_tensor, to_pil_image
 from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 
-from ..trust import building, model_arguments, preparation
+from ..trust import built, model_arguments, preparation
 from .coco_scores import detections
 from .detection import Detection
 
@@ -36,11 +36,9 @@ class ObjectFinder:
             "detector", "backbone", "num_classes", "attention", "tie_qk", "options", "width",
             "size", "max_size", "mean", "std", "detector_options",
         )  # fmt: skip
-        with building():
-            arguments = model_arguments("Detection", checkpoint["hyper_parameters"], names)
-            self.task = Detection(**(arguments | ({"size": size} if size else {})))
-            self.task.load_state_dict(checkpoint["state_dict"])
-        self.task.eval()
+        arguments = model_arguments("Detection", checkpoint["hyper_parameters"], names)
+        arguments |= {"size": size} if size else {}
+        self.task = built(lambda: Detection(**arguments), checkpoint.get("state_dict"))
         told = preparation(checkpoint["objects"], self.task.num_classes, "classes")
         self.classes: list[str] = told["classes"]
 
