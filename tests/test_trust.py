@@ -180,7 +180,12 @@ def test_options_count_as_given_with_those_above_and_below_them() -> None:
     for given in ("--model.options", "--model.init_args.options.block_fn=1", "--model.options={}"):
         taken, _ = configuration(config, FILE, "fit", [given])
         assert taken["model"]["init_args"]["options"] == {}
-    for given in ("--model", "--model.option", "--model.options.block", "--model.options.block_fns"):
+    for given in (
+        "--model",
+        "--model.option",
+        "--model.options.block",
+        "--model.options.block_fns",
+    ):
         with pytest.raises(UserError, match=r"--model\.options\.block_fn"):
             configuration(config, FILE, "fit", [given])
     added = small(**{"trainer/callbacks": ["evil.Callback"]})
@@ -201,7 +206,7 @@ def test_options_count_as_given_with_those_above_and_below_them() -> None:
     ids=range(7),
 )
 def test_a_configuration_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match="the configuration in file.ckpt .* --config"):
+    with pytest.raises(UserError, match=r"the configuration in file.ckpt .* --config"):
         read_yaml(text, FILE)
 
 
@@ -215,7 +220,10 @@ def test_aliases_do_not_multiply() -> None:
 
 
 def test_kinds() -> None:
-    assert [value for value in (0, -1.5, True, "1", math.nan, None) if is_number(value)] == [0, -1.5]
+    assert [value for value in (0, -1.5, True, "1", math.nan, None) if is_number(value)] == [
+        0,
+        -1.5,
+    ]
     assert [value for value in (0, 7, -1, 2.0, 2**40, False) if is_size(value)] == [0, 7]
     words = ["", "softpp_nano.cifar10", "a/b", "hf-hub:x", "a b", "a\n", "é", 3, "rand-m9-mstd0.5"]
     assert [word for word in words if is_word(word)] == [words[0], words[1], words[-1]]
