@@ -18,7 +18,7 @@ import pytest
 import timm
 import torch
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -230,6 +230,7 @@ def test_an_honest_checkpoint_is_taken(
 
 @settings(
     max_examples=CASES, deadline=None, database=None, derandomize=True,
+    phases=(Phase.generate,),
     suppress_health_check=list(HealthCheck),
 )  # fmt: skip
 @given(data=st.data())
