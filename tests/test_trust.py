@@ -128,6 +128,8 @@ def test_what_is_not_plain_is_given_again(place: str, value: Any, option: str) -
         ("trainer/logger", {"class_path": "evil.Logger"}),
         ("trainer/plugins", ["evil.Plugin"]),
         ("trainer/strategy", {"class_path": "evil.Strategy"}),
+        ("trainer/strategy", "evil.Strategy"),
+        ("trainer/accelerator", "CPUAccelerator"),
         ("trainer/default_root_dir", "/tmp/elsewhere"),
         ("model/init_args/teacher", "hf-hub:somebody/model"),
         ("model/init_args/teacher_checkpoint", "evil.pth"),

@@ -38,6 +38,7 @@ _WORD = re.compile(r"[\w.+-]{0,100}", re.ASCII)
 _PART = re.compile(r"[\w{} .+-]{1,100}", re.ASCII)
 _SPLIT = re.compile(r"[\w-]{0,100}(/[\w-]{1,100})*", re.ASCII)
 _PATTERN = re.compile(r"[\w.*?\[\]!-]{1,200}", re.ASCII)
+_LOWER = re.compile(r"[a-z0-9_,-]{1,100}")
 _DURATION = re.compile(r"[\d:]{1,20}", re.ASCII)
 
 
@@ -164,7 +165,11 @@ _TASK: Table = {
     "freeze": several(matches(_PATTERN)),
 }
 TRAINER: Table = {
-    **_named("accelerator strategy precision gradient_clip_algorithm", either(is_word, is_number)),
+    # Not with a dot or a capital: Lightning's command line would take it for a class.
+    **_named(
+        "accelerator strategy precision gradient_clip_algorithm deterministic devices",
+        either(matches(_LOWER), is_switch, _NUMBERS),
+    ),
     **_named(
         "num_nodes max_epochs min_epochs max_steps min_steps limit_train_batches limit_val_batches "
         "limit_test_batches limit_predict_batches overfit_batches val_check_interval "
@@ -178,9 +183,7 @@ TRAINER: Table = {
         "logger",
         is_switch,
     ),
-    "deterministic": either(is_switch, is_word),
     "fast_dev_run": either(is_switch, is_size),
-    "devices": either(is_word, is_number, several(is_number)),
     "max_time": matches(_DURATION),
 }
 """Arguments of Lightning's Trainer; callbacks, loggers, plugins and profilers are none of them."""

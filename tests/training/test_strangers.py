@@ -190,6 +190,9 @@ def test_a_tensor_that_is_larger_than_what_is_stored_is_refused(tmp_path: Path) 
     path = tmp_path / "expanded.pth"
     torch.save({"state_dict": {"position.grid": torch.zeros(1).expand(10**6)}}, path)
     assert path.stat().st_size < 5000
+    torch.save([1], tmp_path / "list.pth")
+    with pytest.raises(UserError, match=r"list.pth cannot be read .*it holds a list"):
+        read_run_checkpoint(tmp_path / "list.pth")
     for read in (read_checkpoint, read_run_checkpoint):
         with pytest.raises(UserError, match=r"of shape \(1000000,\) is not stored as such"):
             read(path)

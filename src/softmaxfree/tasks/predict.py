@@ -98,6 +98,8 @@ def read_run_checkpoint(path: Path) -> dict[str, Any]:
     check_archive(path)
     try:
         checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        if not isinstance(checkpoint, dict):
+            raise ValueError(f"it holds a {type(checkpoint).__name__}")
         check_tensors(checkpoint)
     except Exception as error:  # whatever a broken file makes torch raise
         reason = str(error).split("\n")[0].rstrip(".")
