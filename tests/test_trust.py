@@ -80,6 +80,8 @@ def test_every_argument_of_a_data_module_is_decided_about(name: str) -> None:
 @pytest.mark.parametrize("command", ["fit", "validate"])
 def test_runs_of_all_recipes_are_read_whole(name: str, command: str) -> None:
     config = {key: value for key, value in RECIPES[name].items() if key != "save_every"}
+    here = () if command == "fit" else ("devices", "num_nodes", "strategy")
+    config["trainer"] = {k: v for k, v in config["trainer"].items() if k not in here}
     assert configuration(config, FILE, command, []) == (config, [])
 
 
@@ -147,6 +149,17 @@ def test_what_trains_is_left_out_of_scoring_and_given_again_to_go_on(
     with pytest.raises(UserError, match=f"--{option}, which is not taken from a file"):
         configuration(config, FILE, "fit", [])
     assert configuration(config, FILE, "fit", [f"--{option}", "mine"])[1] == []
+
+
+def test_a_file_does_not_start_processes() -> None:
+    told = {"devices": 8, "num_nodes": 2, "strategy": "ddp", "precision": "bf16-mixed"}
+    config = small(trainer=told)
+    assert configuration(config, FILE, "fit", [])[0]["trainer"] == told
+    taken, left = configuration(config, FILE, "validate", [])
+    assert (taken["trainer"], left) == ({"precision": "bf16-mixed"}, [])
+    for place in ("trainer/devices", "trainer/num_nodes", "data/init_args/num_workers"):
+        with pytest.raises(UserError, match=r"not taken from a file"):
+            configuration(small(**{place: 10**6}), FILE, "fit", [])
 
 
 def test_first_weights_are_not_looked_for_again() -> None:

@@ -26,8 +26,10 @@ Model = TypeVar("Model", bound=nn.Module)
 
 LARGEST = 2**53
 LARGEST_SIZE = 2**20
-LARGEST_SIDE = 2**13
+LARGEST_SIDE = 2**12
 """Pixels that a checkpoint may ask to resize images to."""
+MOST_PROCESSES = 64
+"""That train, or load data."""
 DEEPEST = 1000
 """Layers of a model."""
 LONGEST = 10_000
@@ -62,6 +64,11 @@ def is_side(value: Any) -> bool:
 
 def is_depth(value: Any) -> bool:
     return is_size(value) and value <= DEEPEST
+
+
+def is_processes(value: Any) -> bool:
+    """How many of them; -1 for all that there can be."""
+    return isinstance(value, int) and not is_switch(value) and -1 <= value <= MOST_PROCESSES
 
 
 def is_byte(value: Any) -> bool:
@@ -167,11 +174,11 @@ _TASK: Table = {
 TRAINER: Table = {
     # Not with a dot or a capital: Lightning's command line would take it for a class.
     **_named(
-        "accelerator strategy precision gradient_clip_algorithm deterministic devices",
-        either(matches(_LOWER), is_switch, _NUMBERS),
+        "accelerator strategy precision gradient_clip_algorithm deterministic",
+        either(matches(_LOWER), is_switch, is_number),
     ),
     **_named(
-        "num_nodes max_epochs min_epochs max_steps min_steps limit_train_batches limit_val_batches "
+        "max_epochs min_epochs max_steps min_steps limit_train_batches limit_val_batches "
         "limit_test_batches limit_predict_batches overfit_batches val_check_interval "
         "check_val_every_n_epoch num_sanity_val_steps log_every_n_steps accumulate_grad_batches "
         "gradient_clip_val reload_dataloaders_every_n_epochs",
@@ -184,6 +191,8 @@ TRAINER: Table = {
         is_switch,
     ),
     "fast_dev_run": either(is_switch, is_size),
+    "num_nodes": lambda value: is_processes(value) and value >= 1,
+    "devices": either(is_processes, several(is_processes), lambda value: value == "auto"),
     "max_time": matches(_DURATION),
 }
 """Arguments of Lightning's Trainer; callbacks, loggers, plugins and profilers are none of them."""
@@ -192,15 +201,16 @@ _DATA: Table = {
     "name": is_word,
     "root": is_below,
     **_named("train_split val_split test_split", matches(_SPLIT)),
-    **_named("batch_size eval_batch_size num_workers", is_size),
+    **_named("batch_size eval_batch_size", is_size),
+    "num_workers": lambda value: is_processes(value) and value >= 0,
     "seed": is_number,
 }
 DATA: Mapping[str, Table] = {
     "ImageData": {
         **_DATA,
         "cache": is_switch,
-        "size": is_size,
-        "eval_sizes": several(is_size),
+        "size": is_side,
+        "eval_sizes": several(is_side),
         **_named("crop_pct flip color_jitter erase", is_number),
         **_named("interpolation train_interpolation crop_mode auto_augment", is_word),
         **_named("mean std", _COLOURS),
@@ -209,8 +219,8 @@ DATA: Mapping[str, Table] = {
     "DetectionData": {
         **_DATA,
         "classes": several(is_text),
-        "sizes": several(is_size),
-        "max_size": is_size,
+        "sizes": several(is_side),
+        "max_size": is_side,
         **_named("flip vertical_flip color_jitter", is_number),
     },
     "SegmentationData": {
@@ -220,9 +230,9 @@ DATA: Mapping[str, Table] = {
         "classes": several(is_text),
         "ignore": several(is_number),
         "palette": several(several(is_byte, 3)),
-        "crop": _SIZES,
+        "crop": either(is_side, several(is_side, 2)),
         "scale": several(is_number, 2),
-        **_named("train_size eval_size eval_max_size", is_size),
+        **_named("train_size eval_size eval_max_size", is_side),
         "photometric": is_switch,
         **_named("flip cat_max_ratio", is_number),
     },
@@ -279,7 +289,8 @@ def tasks() -> dict[str, Table]:
             **backbone,
             **colours,
             "detector": is_word,
-            **_named("width size max_size", is_size),
+            "width": is_size,
+            **_named("size max_size", is_side),
             "detector_options": _DETECTOR_OPTIONS,
         },
         "Segmentation": {
@@ -431,8 +442,10 @@ def configuration(
     top: Table = {"seed_everything": is_number, "save_every": is_number, "trainer": TRAINER}
     parts = {"model": ("softmaxfree.tasks", tasks()), "data": ("softmaxfree.data", DATA)}
     taken, others = plain({k: v for k, v in config.items() if k not in parts}, top, "")
-    if command != "fit":
+    if command != "fit":  # on whatever machine this is
         taken.pop("save_every", None)
+        for name in ("devices", "num_nodes", "strategy"):
+            taken.get("trainer", {}).pop(name, None)
     for part, (package, known) in parts.items():
         taken[part], inner = _built(config.get(part), package, known, part, path)
         others += inner

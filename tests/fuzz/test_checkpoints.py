@@ -140,9 +140,8 @@ PLACES = [
 BESIDE = [
     ("hyper_parameters",), ("images",), ("state_dict",), ("config",), ("callbacks",), ("loops",),
     ("pytorch-lightning_version",), ("optimizer_states",), ("epoch",),
-    *(("hyper_parameters", place[-1]) for place in PLACES if place[:2] == ("model", "init_args")),
-    *(("hyper_parameters", *place[2:]) for place in PLACES if place[1:3] == ("init_args", "options")
-      and len(place) == 4),
+    *(("hyper_parameters", *place[2:]) for place in PLACES if place[:2] == ("model", "init_args")
+      and len(place) > 2),
     ("hyper_parameters", "_instantiator"), ("hyper_parameters", "_class_path"),
     *(("images", name) for name in ("size", "classes", "mean", "std", "crop_pct", "interpolation")),
 ]  # fmt: skip
