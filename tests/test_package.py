@@ -22,6 +22,7 @@ ORDER = [
     "ops",
     "layers",
     "testing",
+    "trust",
     "models",
     "analysis",
     "data",

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from jsonargparse import ArgumentParser, auto_cli
 
-from .errors import UserError
+from .errors import UserError, visible
 from .modules import MODULES, Names, import_modules, listed, needs
 
 
@@ -700,7 +700,8 @@ def main(arguments: list[str] | None = None) -> None:
     except UserError as error:
         if traceback:
             raise
-        print(f"softmaxfree: error: {error}", file=sys.stderr)
+        lines = [visible(line) for line in str(error).split("\n")]
+        print("softmaxfree: error:", "\n".join(lines), file=sys.stderr)
         raise SystemExit(error.exit_code) from None
     except KeyboardInterrupt:
         raise SystemExit(128 + signal.SIGINT) from None

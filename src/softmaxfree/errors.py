@@ -36,3 +36,14 @@ def user_file(path: Path | str, purpose: str = "read") -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or str(error)
         raise UserError(f"cannot {purpose} {path}: {reason}") from error
+
+
+def visible(text: object) -> str:
+    """Text from a file, for a terminal: one line, in which control characters are spelt out.
+
+    An escape sequence could otherwise hide or forge what else is printed.
+    """
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in str(text)
+    )

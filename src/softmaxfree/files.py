@@ -1,11 +1,12 @@
 """Files that are there whole or not at all, and where recipes are."""
 
+import io
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from .errors import UserError, user_file
 
@@ -34,6 +35,34 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """The whole file or, if stopped on the way, the old one."""
     with atomic_file(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+def write_picture(path: Path, picture: Any) -> None:
+    """An image of PIL's or a figure of matplotlib's as a PNG, whole or not at all."""
+    buffer = io.BytesIO()
+    if hasattr(picture, "savefig"):
+        picture.savefig(buffer, format="png", dpi=120)
+    else:
+        picture.save(buffer, format="png")
+    write_atomically(path, buffer.getvalue())
+
+
+def append(path: Path, line: bytes) -> None:
+    """Adds a line to a file, after the end of one that was torn by a kill.
+
+    A symbolic link is replaced by a file, as in `atomic_file`: whoever made the folder does not
+    choose what else is written to.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_symlink():
+        path.unlink()
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    with os.fdopen(os.open(path, flags, 0o666), "ab+") as file:
+        if end := file.seek(0, os.SEEK_END):
+            file.seek(end - 1)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+        file.write(line + b"\n")
 
 
 def remove_unfinished(path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from ..environment import command_line
-from ..errors import UserError
+from ..errors import UserError, visible
 from .results import result, short_commit, table, write
 
 TITLE = "Runs, side by side"
@@ -66,7 +66,7 @@ def report(rows: list[dict[str, Any]], markdown: bool = False) -> str:
         for row in rows
     ]
     header = ["run", "backbone", "attention", "seed", "minutes", *scores]
-    return table(header, lines, 3, markdown)
+    return table(header, [list(map(visible, line)) for line in lines], 3, markdown)
 
 
 def _number(value: Any) -> str:

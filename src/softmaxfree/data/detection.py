@@ -9,7 +9,7 @@ from torch import Tensor
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from ..errors import UserError
+from ..errors import UserError, visible
 from .module import SplitData
 from .samples import Sample, numbers_and_broken
 from .scenes import Objects, Scenes, open_scenes
@@ -103,7 +103,7 @@ class DetectionData(SplitData):
                 "give --model.detector retinanet"
             )
         for what, why in scenes.skipped.items():
-            _log.warning("skipped %s: %s", what, why)
+            _log.warning("skipped %s: %s", visible(what), visible(why))
         return WithObjects(scenes) if part == "train" else scenes
 
     def prepare(self, training: bool) -> Any:

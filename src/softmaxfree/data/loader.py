@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
-from ..errors import UserError
+from ..errors import UserError, visible
 from .samples import NOTHING, SampleStream
 
 _log = logging.getLogger(__name__)
@@ -133,7 +133,7 @@ class ResumableLoader(DataLoader[Any]):
         for path, reason in batch.broken:
             if path not in self.broken:
                 self.broken[path] = reason
-                _log.warning("skipped %s, which cannot be read: %s", path, reason)
+                _log.warning("skipped %s, which cannot be read: %s", visible(path), visible(reason))
 
     def refuse_missing(self, missing: bool) -> None:
         """Stops training that has come to samples with nothing in place of them."""

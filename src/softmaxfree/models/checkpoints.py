@@ -1,7 +1,9 @@
 """Weights from elsewhere: the authors' names to ours, other grids to ours, and what is wrong."""
 
 import math
+import os
 import re
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -155,8 +157,10 @@ def read_checkpoint(path: Path) -> StateDict:
         raise UserError(f"there is no file {path}; give the path of a checkpoint")
     if path.suffix == ".ckpt":
         path = sound_checkpoint(path)
+    check_archive(path)
     try:
         state = load_state_dict(str(path), use_ema=True, weights_only=True)
+        check_tensors(state)
     except Exception as error:  # whatever a broken file makes the readers raise
         reason = str(error).split("\n")[0].rstrip(".")
         raise UserError(
@@ -170,3 +174,48 @@ def read_checkpoint(path: Path) -> StateDict:
             "save model.state_dict()"
         )
     return state
+
+
+def check_archive(path: Path) -> None:
+    """Refuses a file that would be larger in memory than on the disk.
+
+    torch.save writes an archive that is not compressed, with nothing after its directory. One that
+    is compressed could be a thousand times as large once it is read.
+    """
+    with path.open("rb") as file:
+        if file.read(4) != b"PK\3\4":  # no archive: a stream, whose sizes are what there is
+            return
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - 22, 0))
+        ends = file.read().startswith(b"PK\5\6")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            records = archive.infolist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError):
+        ends = False
+    if not ends:
+        raise UserError(
+            f"{path} cannot be read as weights (it does not end with its directory); it is "
+            "truncated, or no checkpoint: fetch it again"
+        )
+    inside = sum(record.file_size for record in records)
+    if inside > size or any(record.compress_type for record in records):
+        raise UserError(
+            f"{path} is refused: it has {size / 1e6:,.1f} MB and would take {inside / 1e6:,.1f}, "
+            "compressed, which a checkpoint never is; save it with torch.save"
+        )
+
+
+def check_tensors(value: Any) -> None:
+    """Refuses tensors that are larger than what is stored of them, anywhere in a value."""
+    seen: set[int] = set()
+    rest = [value]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, Tensor):
+            plain = value.layout == torch.strided and value.device.type == "cpu"
+            if not plain or value.untyped_storage().nbytes() < value.numel() * value.element_size():
+                raise ValueError(f"a tensor of shape {tuple(value.shape)} is not stored as such")
+        elif isinstance(value, dict | list | tuple | set) and id(value) not in seen:
+            seen.add(id(value))
+            rest += value.values() if isinstance(value, dict) else value

@@ -6,13 +6,15 @@ from typing import Any
 
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..checkpoint_files import sound_checkpoint
 from ..data.transforms import evaluation_transform
-from ..errors import UserError, user_file
-from ..files import write_atomically
+from ..errors import UserError, user_file, visible
+from ..files import write_atomically, write_picture
 from ..models.build import build_model
+from ..models.checkpoints import check_archive, check_tensors
+from ..trust import built, model_arguments, preparation
 from .predict_labels import Labeller
 from .predict_objects import ObjectFinder
 
@@ -26,18 +28,14 @@ class Classifier:
     """
 
     def __init__(self, checkpoint: dict[str, Any], size: int | None = None) -> None:
-        arguments, images = checkpoint["hyper_parameters"], checkpoint["images"]
         names = ("backbone", "num_classes", "attention", "tie_qk", "options")
-        given: dict[str, Any] = {name: arguments.get(name) for name in names}
-        self.model: nn.Module = build_model(**given)
-        state = {
-            name.removeprefix("model."): tensor for name, tensor in checkpoint["state_dict"].items()
-        }
-        self.model.load_state_dict(state)
-        self.model.eval()
-        self.classes: list[str] = images["classes"] or [
-            str(number) for number in range(arguments["num_classes"])
-        ]
+        told = ("size", "mean", "std", "crop_pct", "interpolation")
+        given = model_arguments("Classification", checkpoint["hyper_parameters"], names)
+        images = preparation(checkpoint["images"], given["num_classes"], *told)
+        self.model = built(lambda: build_model(**given), _weights_of_model(checkpoint))
+        self.classes: list[str] = list(
+            images.get("classes") or map(str, range(given["num_classes"]))
+        )
         self.size = size or images["size"]
         self.mean, self.std = (torch.tensor(images[name]) for name in ("mean", "std"))
         self._crop_pct, self._interpolation = images["crop_pct"], images["interpolation"]
@@ -78,6 +76,12 @@ class Classifier:
         ]
 
 
+def _weights_of_model(checkpoint: dict[str, Any]) -> dict[str, Tensor]:
+    state = checkpoint.get("state_dict")
+    state = state if isinstance(state, dict) else {}
+    return {str(name).removeprefix("model."): tensor for name, tensor in state.items()}
+
+
 def read_image(path: Path) -> Image.Image:
     """A file's image in RGB."""
     try:
@@ -91,8 +95,12 @@ def read_image(path: Path) -> Image.Image:
 def read_run_checkpoint(path: Path) -> dict[str, Any]:
     """A run's checkpoint, without running anything in it."""
     path = sound_checkpoint(path)
+    check_archive(path)
     try:
         checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        if not isinstance(checkpoint, dict):
+            raise ValueError(f"it holds a {type(checkpoint).__name__}")
+        check_tensors(checkpoint)
     except Exception as error:  # whatever a broken file makes torch raise
         reason = str(error).split("\n")[0].rstrip(".")
         raise UserError(
@@ -154,9 +162,9 @@ def _classify(images: list[Path], classifier: Classifier, top: int) -> dict[str,
         raise UserError(f"--top must be at least 1, got {top}")
     found = {str(path): classifier.top(path, top) for path in images}
     for path, classes in found.items():
-        print(path)
+        print(visible(path))
         for entry in classes:
-            print(f"  {entry['probability'] * 100:6.2f} %  {entry['class']}")
+            print(f"  {entry['probability'] * 100:6.2f} %  {visible(entry['class'])}")
     return found
 
 
@@ -169,12 +177,13 @@ def _find(
     everything = {}
     for path, name in _pictures(images, out).items():
         drawn, everything[str(path)] = finder.find(read_image(path), threshold)
-        drawn.save(out / f"{name}.png")
-        print(f"{path}: {len(everything[str(path)])} objects, drawn in {out / name}.png")
+        write_picture(out / f"{name}.png", drawn)
+        count = len(everything[str(path)])
+        print(f"{visible(path)}: {count} objects, drawn in {visible(out / name)}.png")
         for entry in everything[str(path)]:
             x, y, width, height = entry["bbox"]
             print(
-                f"  {entry['score'] * 100:6.2f} %  {entry['class']:16} "
+                f"  {entry['score'] * 100:6.2f} %  {visible(entry['class']):16} "
                 f"{width:.0f} x {height:.0f} pixels at {x:.0f}, {y:.0f}"
             )
     return everything
@@ -185,12 +194,13 @@ def _label(images: list[Path], labeller: Labeller, out: Path) -> dict[str, Any]:
     for path, name in _pictures(images, out).items():
         image = read_image(path)
         labels = labeller.label(image)
-        labels.save(out / f"{name}-labels.png")
-        labeller.overlay(image, labels).save(out / f"{name}.png")
+        write_picture(out / f"{name}-labels.png", labels)
+        write_picture(out / f"{name}.png", labeller.overlay(image, labels))
         everything[str(path)] = labeller.shares(labels)
-        print(f"{path}: drawn in {out / name}.png, classes in {out / name}-labels.png")
+        drawn = visible(out / name)
+        print(f"{visible(path)}: drawn in {drawn}.png, classes in {drawn}-labels.png")
         for label, share in everything[str(path)].items():
-            print(f"  {share * 100:6.2f} %  {label}")
+            print(f"  {share * 100:6.2f} %  {visible(label)}")
     return everything
 
 

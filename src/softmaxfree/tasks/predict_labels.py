@@ -1,6 +1,5 @@
 """Classes of an image's pixels, by a segmentation run's checkpoint, and pictures of them."""
 
-import inspect
 from typing import Any
 
 import numpy as np
@@ -9,6 +8,7 @@ import torch.nn.functional as F
 from PIL import Image, ImageDraw, ImageFont
 
 from ..data.segmentation import Resized
+from ..trust import built, model_arguments, preparation
 from .segmentation import Segmentation
 
 LINE = 18
@@ -24,15 +24,17 @@ class Labeller:
     """
 
     def __init__(self, checkpoint: dict[str, Any], size: int | None = None) -> None:
-        known = inspect.signature(Segmentation.__init__).parameters
-        arguments = {k: v for k, v in checkpoint["hyper_parameters"].items() if k in known}
-        self.task = Segmentation(**arguments)
-        self.task.load_state_dict(checkpoint["state_dict"])
-        self.task.eval()
-        labels = checkpoint["labels"]
+        names = (
+            "decoder", "backbone", "num_classes", "attention", "tie_qk", "options", "width",
+            "auxiliary", "window", "step", "mean", "std",
+        )  # fmt: skip
+        arguments = model_arguments("Segmentation", checkpoint["hyper_parameters"], names)
+        self.task = built(lambda: Segmentation(**arguments), checkpoint.get("state_dict"))
+        told = ("classes", "palette")
+        labels = preparation(checkpoint["labels"], self.task.num_classes, *told)
         self.classes: list[str] = labels["classes"]
         self.palette = np.array(labels["palette"], dtype=np.uint8)
-        self.resize = Resized(size or labels["size"], None if size else labels["max_size"])
+        self.resize = Resized(size or labels.get("size"), None if size else labels.get("max_size"))
 
     @torch.inference_mode()
     def label(self, image: Image.Image) -> Image.Image:

@@ -1,6 +1,5 @@
 """Objects on images, by a detection run's checkpoint, and pictures of them."""
 
-import inspect
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from torchvision.transforms.v2.functional import pil_to_tensor, to_pil_image
 from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 
 from ..ops.tracing import ceil_div
+from ..trust import built, model_arguments, preparation
 from .coco_scores import detections
 from .detection import Detection
 
@@ -33,12 +33,15 @@ class ObjectFinder:
     """
 
     def __init__(self, checkpoint: dict[str, Any], size: int | None = None) -> None:
-        known = set(inspect.signature(Detection.__init__).parameters) - {"results"}
-        arguments = {k: v for k, v in checkpoint["hyper_parameters"].items() if k in known}
-        self.task = Detection(**(arguments | ({"size": size} if size else {})))
-        self.task.load_state_dict(checkpoint["state_dict"])
-        self.task.eval()
-        self.classes: list[str] = checkpoint["objects"]["classes"]
+        names = (
+            "detector", "backbone", "num_classes", "attention", "tie_qk", "options", "width",
+            "size", "max_size", "mean", "std", "detector_options",
+        )  # fmt: skip
+        arguments = model_arguments("Detection", checkpoint["hyper_parameters"], names)
+        arguments |= {"size": size} if size else {}
+        self.task = built(lambda: Detection(**arguments), checkpoint.get("state_dict"))
+        told = preparation(checkpoint["objects"], self.task.num_classes, "classes")
+        self.classes: list[str] = told["classes"]
 
     @torch.inference_mode()
     def find(

@@ -11,7 +11,7 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 from ..data import SegmentationData
 from ..data.label_maps import IGNORE
 from ..data.segmentation import SegmentationBatch
-from ..errors import UserError
+from ..errors import UserError, visible
 from ..models.checkpoints import read_checkpoint
 from ..ops.tracing import ceil_div
 from .task import Task
@@ -160,7 +160,7 @@ class Segmentation(Task):
 
     def closing_lines(self, scores: dict[str, Any]) -> list[str]:
         lines = [
-            f"  {name.removeprefix('IoU/'):24}{value * 100:5.1f} %"
+            f"  {visible(name.removeprefix('IoU/')):24}{value * 100:5.1f} %"
             for name, value in scores.items()
             if name.startswith("IoU/")
         ]

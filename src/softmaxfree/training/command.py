@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 import warnings
 from argparse import RawDescriptionHelpFormatter
 from pathlib import Path
@@ -23,11 +24,13 @@ from torch import nn
 from ..bench.measure import largest_memory
 from ..checkpoint_files import LAST, holds_run, sound_checkpoint
 from ..data.module import Data
-from ..errors import UserError
+from ..errors import UserError, visible
 from ..files import recipe, write_atomically
+from ..models.checkpoints import check_archive
 from ..modules import MODULES, Names, import_modules, listed
 from ..tasks import Task
 from ..tasks.predict import read_run_checkpoint
+from ..trust import configuration, read_yaml
 from .allocator import keep_freed_memory
 from .checkpoint import AtomicCheckpointIO, RunCheckpoint, Stopped
 from .lock import RunLock
@@ -155,6 +158,7 @@ class TrainingCLI(LightningCLI):
                 config.ckpt_path = self.folder / LAST if holds_run(self.folder) else None
         if config.ckpt_path:
             config.ckpt_path = str(sound_checkpoint(Path(config.ckpt_path)))
+            check_archive(Path(config.ckpt_path))
         model = config.model.init_args
         trained = model.get("init_from") or (model.get("options") or {}).get("pretrained")
         if self.command != "fit" and not config.ckpt_path and not trained:
@@ -285,7 +289,7 @@ class TrainingCLI(LightningCLI):
     def after_validate(self) -> None:
         if self.trainer.is_global_zero:
             for name, value in self.trainer.callback_metrics.items():
-                percent = "accuracy" in name
+                percent, name = "accuracy" in name, visible(name)
                 print(f"{name:24}{value * 100:.2f} %" if percent else f"{name:24}{value:.4f}")
 
     after_test = after_validate
@@ -355,20 +359,21 @@ def _option(arguments: list[str], name: str) -> str | None:
 
 
 def _configuration_of_checkpoint(path: Path, command: str, arguments: list[str]) -> str:
-    """What a run was told, but for modules to import: nothing is run because a file says so."""
+    """What a run was told, as far as it is plain: nothing is run because a file says so."""
     text = read_run_checkpoint(path).get("config")
     if not isinstance(text, str):
         raise UserError(f"{path} does not say how it was trained: give its --config")
-    config = yaml.safe_load(text)
+    config = read_yaml(text, path)
     own = listed(config.pop("modules", None))
     if own and not any(word.startswith("--modules") for word in arguments):
         raise UserError(
             f"{path} was trained with modules of your own, which are not imported because a file "
-            f"names them: give --modules [{','.join(own)}]"
+            f"names them: give --modules [{','.join(map(str, own))}]"
         )
-    if command != "fit":
-        del config["save_every"]
-    return yaml.safe_dump(config)
+    taken, left = configuration(config, path, command, arguments)
+    if left:
+        print(f"not taken from {path}: {visible(', '.join(left))}", file=sys.stderr)
+    return yaml.safe_dump(taken)
 
 
 def _configuration(parser: LightningArgumentParser, config: Namespace) -> str:

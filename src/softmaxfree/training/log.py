@@ -12,6 +12,7 @@ from lightning.pytorch.loggers import Logger
 from lightning_utilities.core.rank_zero import rank_zero_only
 
 from ..data.loader import ResumableLoader
+from ..files import append
 
 
 class LineLogger(Logger):
@@ -42,13 +43,7 @@ class LineLogger(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with self.path.open("ab+") as file:
-            if end := file.tell():
-                file.seek(end - 1)
-                if file.read(1) != b"\n":  # torn by a kill
-                    file.write(b"\n")
-            file.write(json.dumps({"step": step, **metrics}).encode() + b"\n")
+        append(self.path, json.dumps({"step": step, **metrics}).encode())
 
 
 def read_metrics(path: Path) -> dict[str, list[tuple[int, float]]]:

@@ -1,6 +1,5 @@
 """What a run leaves for people: curves, scores at several sizes, the command to predict with."""
 
-import io
 import json
 import shlex
 import traceback
@@ -16,7 +15,7 @@ from ..analysis.recording import evaluating, recorded_attention
 from ..data.module import Data
 from ..data.sources import Source
 from ..environment import command_line, commit, hardware, program, versions
-from ..files import write_atomically
+from ..files import write_atomically, write_picture
 from ..layers.multihead import MultiHeadAttention
 from ..tasks.predict import Classifier, read_image, read_run_checkpoint
 from .log import read_metrics
@@ -79,9 +78,7 @@ def draw_run(folder: Path, curves: dict[str, list[str]], example: Path | None) -
             draw(axes)
             axes.set_title(title, fontsize=9)
             axes.set_axis_off()
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=120)
-    write_atomically(folder / "run.png", picture.getvalue())
+    write_picture(folder / "run.png", figure)
     return folder / "run.png"
 
 
@@ -179,6 +176,6 @@ def example_image(data: Data, folder: Path) -> Path | None:
             continue
         if not isinstance(image, Image.Image):  # but a sequence
             return None
-        image.save(folder / "example.png")
+        write_picture(folder / "example.png", image)
         return folder / "example.png"
     return None
