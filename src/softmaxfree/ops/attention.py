@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .batching import is_wrapped
+from .batching import is_readable, is_wrapped
 from .checks import (
     broadcast_leading,
     check_mask,
@@ -11,7 +11,7 @@ from .checks import (
     check_same_width,
     check_tokens,
 )
-from .inverse import add_ridge, check_inverse, is_readable, kernel_inverse
+from .inverse import add_ridge, check_inverse, kernel_inverse
 from .kernel import kernel_matrix, token_scale
 from .nystrom import Scales, nystrom
 from .precision import compute_dtype, tiny, without_autocast

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..errors import UserError
 from . import native
-from .batching import keep_signature, mapped_axis_first, needs_apply
+from .batching import is_readable, keep_signature, mapped_axis_first, needs_apply
 from .checks import check_floating, shape
 from .precision import compute_dtype, tiny, without_autocast
 from .tracing import is_exporting
@@ -155,11 +155,6 @@ def _compiled(a: Tensor, ridge: float | Tensor) -> Tensor | None:
     if isinstance(ridge, Tensor) or not native.takes_landmarks(a):
         return None
     return native.inverse(a, ridge)
-
-
-def is_readable(tensor: Tensor) -> bool:
-    """Whether its values can be looked at, and without waiting for a device."""
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _cholesky_of_definite(a: Tensor, iters: int, ridge: float | Tensor) -> Tensor:

@@ -14,7 +14,18 @@ from torch import Tensor
 from . import native
 from .batching import keep_signature, mapped_axis_first, needs_apply, needs_gradient
 from .inverse import inverse_of_definite
-from .kernel import TO_BASE_2, exponents_of, measured, product_columns, token_bound
+from .kernel import (
+    FAR,
+    TO_BASE_2,
+    centred,
+    columns_of,
+    exponents_of,
+    far_gradient,
+    far_kernel,
+    far_matrices,
+    measured,
+    token_bound,
+)
 from .precision import without_autocast
 from .scratch import scratch
 
@@ -82,8 +93,7 @@ def _plain(
     with without_autocast(q):
         if factor is not None:
             z = inverse_of_definite(z)
-        shift, scale = _shift(landmarks, scales), scales.landmarks * TO_BASE_2
-        centres = measured(landmarks, shift, scale)
+        shift, centres = centred(landmarks, scales.landmarks * TO_BASE_2)
 
         def kernel(tokens: Tensor) -> Tensor:
             x = measured(tokens.flatten(0, 1), shift, scales.tokens * TO_BASE_2)
@@ -93,16 +103,6 @@ def _plain(
         p_k = p_q if k is None else kernel(k)
         out = p_q.mT @ (z @ (p_k @ v.flatten(0, 1)))
         return out.unflatten(0, v.shape[:2])
-
-
-def _shift(landmarks: Tensor, scales: Scales) -> Tensor:
-    """What is added to tokens and landmarks, (b, 1, d).
-
-    Any shift gives the same kernel; the one that takes the landmarks' mean to 0 costs few digits.
-    """
-    # Divided before they are added: the sum stays finite.
-    scale = scales.landmarks * TO_BASE_2 / landmarks.shape[-2]
-    return (landmarks.detach() * -scale).sum(-2, keepdim=True)
 
 
 class _Tiled(torch.autograd.Function):
@@ -295,11 +295,30 @@ def _sides(
     # A tile is whole matrices, or a part of a single one.
     spans = _spans(heads, max(1, tile_tokens // longest))
     stacks = [_Stack(image, *span, heads) for image in range(images) for span in spans]
-    shift = _shift(landmarks, scales)
-    columns = product_columns(landmarks, shift, scales.landmarks * TO_BASE_2)
-    common = (shift, columns, scales, stacks[0].size, tile_tokens)
+    shift, centres = centred(landmarks, scales.landmarks * TO_BASE_2)
+    far = _far_landmarks(landmarks, centres[1], scales)
+    common = (shift, columns_of(centres), far, scales, stacks[0].size, tile_tokens)
     queries = _Side(q, *common)
     return stacks, queries, queries if k is None else _Side(k, *common)
+
+
+class _Far(NamedTuple):
+    """Landmarks of one matrix that are too far from the centre for the product."""
+
+    which: Tensor
+    """(k,), which of the m they are."""
+    landmarks: Tensor
+    """(k, d), on the tokens' scale, in float64."""
+
+
+def _far_landmarks(landmarks: Tensor, norms: Tensor, scales: Scales) -> dict[int, _Far]:
+    """By matrix; one without such landmarks is not in it."""
+    found = {}
+    for (i,) in far_matrices(norms, FAR):
+        index = (norms[i, :, 0] > FAR).nonzero().flatten()
+        far = landmarks[i, index].double() * (scales.landmarks / scales.tokens)
+        found[i] = _Far(index, far)
+    return found
 
 
 def _spans(length: int, most: int) -> list[tuple[int, int]]:
@@ -318,11 +337,13 @@ class _Side:
         tokens: Tensor,
         shift: Tensor,
         columns: Tensor,
+        far: dict[int, _Far],
         scales: Scales,
         group: int,
         tile_tokens: int,
     ) -> None:
         self.tokens, self.shift, self.columns, self.scales = tokens, shift, columns, scales
+        self.far = far
         m, (n, d) = columns.shape[1], tokens.shape[2:]
         self.spans = _spans(n, tile_tokens)
         # Room for the kernel of one part of the stack, or of one tile only; rows for one tile.
@@ -346,6 +367,7 @@ class _Side:
         self.y = self.columns[..., :d].contiguous()
         self.scaled_y = self.y * (self.scales.tokens / TO_BASE_2)
         self.grad_y, self.total_y = torch.zeros_like(self.y), self.y.new_zeros(*self.y.shape[:2], 1)
+        self.grad_far = {i: torch.zeros_like(far.landmarks) for i, far in self.far.items()}
 
     def at(self, tile: _Tile) -> Tensor:
         """The memory of the kernel's values, (stack, m, tokens)."""
@@ -362,7 +384,23 @@ class _Side:
         return self.at(tile) if self.stored or self.kept is not None else self.fill(tile)
 
     def fill(self, tile: _Tile) -> Tensor:
-        """Computes them as a product of rows [x, 1, |x|^2] and the columns.
+        """Computes them: as a product, those of far landmarks from differences."""
+        values = self._product_with_columns(tile)
+        for i, matrix, tokens in self._far_of(tile):
+            index, landmarks = self.far[matrix]
+            values[i, index] = far_kernel(landmarks, tokens, self.scales.tokens).to(values.dtype)
+        return values
+
+    def _far_of(self, tile: _Tile) -> list[tuple[int, int, Tensor]]:
+        """Matrices of the tile that have far landmarks: where in the tile, which, their tokens."""
+        if not self.far:
+            return []
+        first, tokens = tile.stack.image * tile.stack.heads + tile.stack.head, tile.of(self.tokens)
+        places = range(tile.stack.size)
+        return [(i, first + i, tokens[i]) for i in places if first + i in self.far]
+
+    def _product_with_columns(self, tile: _Tile) -> Tensor:
+        """The kernel by a product of rows [x, 1, |x|^2] and the columns.
 
         The rows' memory is used again by the next tile.
         """
@@ -398,15 +436,37 @@ class _Side:
         k = 2^(-|x - y|^2 / 2) gives dx = sum of dk k (y - x) over y, and likewise dy.
         """
         stack = tile.stack
+        far = []
+        for i, matrix, tokens in self._far_of(tile):
+            far.append((i, *self._pull_back_far(grad_values[i], matrix, tokens)))
         weights = grad_values.mul_(values)
+        for i, index, _ in far:
+            weights[i, index] = 0
         rows = _part(_part(self.rows, 0, 0, stack.size), 1, 0, tile.size)
         x = self._measure(tile, rows.narrow(2, 0, self.tokens.shape[-1]))
         grad_x = torch.bmm(weights.mT, stack.of(self.scaled_y), out=tile.of(self.grad_tokens))
         grad_x.addcmul_(weights.sum(1).unsqueeze(-1), x, value=-self.scales.tokens / TO_BASE_2)
+        for i, _, grad in far:
+            grad_x[i] += grad
         stack.of(self.grad_y).baddbmm_(weights, x)
         stack.of(self.total_y).add_(weights.sum(2, keepdim=True))
 
-    def landmark_gradient(self) -> Tensor:
-        return self.grad_y.addcmul_(self.total_y, self.y, value=-1) * (
-            self.scales.landmarks / TO_BASE_2
+    def _pull_back_far(
+        self, grad_values: Tensor, matrix: int, tokens: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Which landmarks of a matrix are far, and the gradient of their values at the tokens."""
+        index, landmarks = self.far[matrix]
+        grad, grad_tokens = far_gradient(
+            [landmarks, tokens], grad_values[index], self.scales.tokens
         )
+        self.grad_far[matrix] += grad
+        return index, grad_tokens
+
+    def landmark_gradient(self) -> Tensor:
+        """Of the landmarks as they were given, (b, m, d)."""
+        grad = self.grad_y.addcmul_(self.total_y, self.y, value=-1)
+        grad *= self.scales.landmarks / TO_BASE_2
+        for matrix, own in self.grad_far.items():
+            ratio = self.scales.landmarks / self.scales.tokens
+            grad[matrix, self.far[matrix].which] = (own * ratio).to(grad.dtype)
+        return grad
