@@ -13,7 +13,7 @@ from .checks import (
 )
 from .inverse import add_ridge, check_inverse, kernel_inverse
 from .kernel import kernel_matrix, token_scale
-from .nystrom import Scales, nystrom
+from .nystrom import nystrom
 from .precision import compute_dtype, tiny, without_autocast
 
 _TOKENS_OF_AN_IMAGE = 4096
@@ -154,14 +154,16 @@ def landmark_attention(
         return tensor.expand(*leading, -1, -1).reshape(-1, *tensor.shape[-2:])
 
     tokens = _by_image(leading, queries, keys, values)
-    scales = Scales(token_scale(q.shape[-1]), landmark_scale)
+    scale = token_scale(q.shape[-1])
     with without_autocast(queries):
         if landmark_mask is None and _solves(method, *tokens, landmarks):
-            out = _solve_each(tokens, stack(landmarks), scales, normalize, method, iters, ridge)
+            landmarks = stack(_rescaled(landmarks, landmark_scale, scale))
+            out = _solve_each(tokens, landmarks, scale, normalize, method, iters, ridge)
         else:
             a = kernel_matrix(landmarks, scale=landmark_scale)
             z = middle_matrix(a, normalize, method, iters, ridge, landmark_mask)
-            out = nystrom(*tokens, stack(landmarks), stack(z), None, scales)
+            landmarks = stack(_rescaled(landmarks, landmark_scale, scale))
+            out = nystrom(*tokens, landmarks, stack(z), None, scale)
     return out.reshape(*leading, *out.shape[-2:]).to(v.dtype)
 
 
@@ -187,6 +189,11 @@ def _by_image(leading: torch.Size, q: Tensor, k: Tensor | None, v: Tensor) -> To
         return x if stay else x.reshape(1, -1, *x.shape[-2:])
 
     return images(q), None if k is None else images(k), images(v)
+
+
+def _rescaled(landmarks: Tensor, own: float, scale: float) -> Tensor:
+    """Landmarks with a scale of their own as they are with the tokens'."""
+    return landmarks if own == scale else landmarks * (own / scale)
 
 
 def _dropped_to_zero(tokens: Tensor, mask: Tensor) -> Tensor:
@@ -220,7 +227,7 @@ def _solves(method: str, *tensors: Tensor | None) -> bool:
 def _solve_each(
     tokens: Tokens,
     landmarks: Tensor,
-    scales: Scales,
+    scale: float,
     normalize: bool,
     method: str,
     iters: int,
@@ -232,7 +239,7 @@ def _solve_each(
     assert v is not None
     results = []
     for i, some in enumerate(landmarks.split(1)):
-        a = kernel_matrix(some, scale=scales.landmarks)
+        a = kernel_matrix(some, scale=scale)
         inverse = add_ridge(a, ridge)
         if normalize:  # D^1/2 (A + ridge I) D^1/2
             root = a.sum(-1).sqrt()
@@ -243,7 +250,7 @@ def _solve_each(
             inverse, factor = middle_matrix(a, normalize, method, iters, ridge, None), None
         one = slice(i, i + 1)
         own_k = None if k is None else k[:, one]
-        results.append(nystrom(q[:, one], own_k, v[:, one], some, inverse, factor, scales))
+        results.append(nystrom(q[:, one], own_k, v[:, one], some, inverse, factor, scale))
     return torch.cat(results, 1)
 
 

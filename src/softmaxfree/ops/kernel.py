@@ -104,20 +104,20 @@ class _Kernel(torch.autograd.Function):
         x, y, kernel = ctx.saved_tensors
         with without_autocast(x):
             # Only differences of tokens count; taken from a centre they keep their digits.
-            shift, (_, norms) = centred((x if y is None else y).detach(), ctx.scale)
+            centre, (_, norms) = centred((x if y is None else y).detach(), ctx.scale)
             weights = grad * kernel * ctx.scale**2
-            left = x + shift / ctx.scale
+            left = x - centre
             if y is None:
                 weights = weights + weights.mT
                 grads = [weights @ left - weights.sum(-1, keepdim=True) * left]
             else:
-                right = y + shift / ctx.scale
+                right = y - centre
                 grads = [
                     weights @ right - weights.sum(-1, keepdim=True) * left,
                     weights.mT @ left - weights.sum(-2).unsqueeze(-1) * right,
                 ]
             if not torch.is_grad_enabled():
-                for i in far_matrices(norms, FAR):
+                for i in far_matrices(norms, FAR / ctx.scale**2):
                     tokens = [t[i] for t in (x, y) if t is not None]
                     for whole, part in zip(grads, far_gradient(tokens, grad[i], ctx.scale)):
                         whole[i] = part
@@ -144,25 +144,26 @@ def _exponents(x: Tensor, y: Tensor | None, scale: float) -> Tensor:
         pairs = x.unsqueeze(-2) - (x if y is None else y).unsqueeze(-3)
         return pairs.mul_(scale).square_().sum(-1).mul_(-0.5)
     others = x if y is None else y
-    shift, right = centred(_in_float64(others), scale)
-    left = right if y is None else _with_norms(torch.add(shift, _in_float64(x), alpha=scale))
+    centre, right = centred(_in_float64(others), scale)
+    left = right if y is None else _with_norms(_in_float64(x) - centre)
     if torch.compiler.is_compiling():
-        return exponents_of(left, right).to(x.dtype).clamp(max=0)
-    out = (_rows(*left) @ columns_of(right).mT).to(x.dtype).clamp_(max=0)
+        return exponents_of(left, right, scale).to(x.dtype).clamp(max=0)
+    out = (_rows(*left) @ columns_of(right, scale).mT).to(x.dtype).clamp_(max=0)
     limit = FAR if x.dtype == torch.float64 else _FAR_FOR_FLOAT32
-    for i in far_matrices(right[1], limit):
+    for i in far_matrices(right[1], limit / scale**2):
         out[i] = _far_exponents(x[i], others[i], scale)
     return out
 
 
-def exponents_of(left: Measured, right: Measured) -> Tensor:
-    """x.y - |x|^2 / 2 - |y|^2 / 2 term by term, for compilers to fuse.
+def exponents_of(left: Measured, right: Measured, scale: float) -> Tensor:
+    """-|scale (x - y)|^2 / 2 as x.y - |x|^2 / 2 - |y|^2 / 2, for compilers to fuse.
 
     They are to see no concatenation of narrow columns: torch 2.15's C++ code for it writes
     beyond the end of its buffer.
     """
     (x, x_norms), (y, y_norms) = left, right
-    return x @ y.mT - 0.5 * x_norms - 0.5 * y_norms.mT
+    half = -0.5 * scale**2
+    return x @ (y * scale**2).mT + x_norms * half + y_norms.mT * half
 
 
 def _in_float64(tokens: Tensor) -> Tensor:
@@ -207,36 +208,40 @@ def _rows(x: Tensor, norm: Tensor) -> Tensor:
     return torch.cat([x, torch.ones_like(norm), norm], -1)
 
 
-def columns_of(landmarks: Measured) -> Tensor:
-    """[y, -|y|^2 / 2, -1 / 2] of landmarks y: (..., m, d + 2)."""
+def columns_of(landmarks: Measured, scale: float) -> Tensor:
+    """[y, -|y|^2 / 2, -1 / 2] of landmarks y, times scale^2: (..., m, d + 2)."""
     y, norm = landmarks
-    return torch.cat([y, norm * -0.5, torch.full_like(norm, -0.5)], -1)
+    square = scale**2
+    return torch.cat([y * square, norm * (-0.5 * square), torch.full_like(norm, -0.5 * square)], -1)
 
 
 def centred(landmarks: Tensor, scale: float) -> tuple[Tensor, Measured]:
-    """A shift (..., 1, d), a constant, and landmarks times the scale plus the shift.
+    """A centre (..., 1, d), a constant, and the landmarks as they lie around it.
 
-    Any shift gives the same kernel; the one that takes the landmarks' mean to 0 costs few digits.
-    Where one of them is far from the mean, the mean may be far from all others: the shift then
-    takes the landmark to 0 that is nearest to the mean.
+    Any centre gives the same kernel; the landmarks' mean costs few digits. Where one of them is
+    far from the mean, the mean may be far from all others: the centre is then the landmark that
+    is nearest to the mean.
     """
     fixed = landmarks.detach()
     # Divided before they are added: the sum stays finite.
-    shift = (fixed * (-scale / fixed.shape[-2])).sum(-2, keepdim=True)
-    around_mean = measured(landmarks, shift, scale)
-    norms = around_mean[1].detach()
-    if is_readable(norms) and norms.amax() <= FAR:
-        return shift, around_mean
+    centre = (fixed * (1 / fixed.shape[-2])).sum(-2, keepdim=True)
+    around_mean = measured(landmarks, centre)
+    norms, far = around_mean[1].detach(), FAR / scale**2
+    if is_readable(norms) and norms.amax() <= far:
+        return centre, around_mean
     nearest = norms.argmin(-2, keepdim=True).expand(*norms.shape[:-2], 1, fixed.shape[-1])
-    is_far = norms.amax(-2, keepdim=True) > FAR
-    shift = torch.where(is_far, fixed.gather(-2, nearest) * -scale, shift)
-    return shift, measured(landmarks, shift, scale)
+    has_far = norms.amax(-2, keepdim=True) > far
+    centre = torch.where(has_far, fixed.gather(-2, nearest), centre)
+    return centre, measured(landmarks, centre)
 
 
-def measured(tokens: Tensor, shift: Tensor, scale: float) -> Measured:
-    """Tokens, scaled and shifted, and their squared norms."""
+def measured(tokens: Tensor, centre: Tensor) -> Measured:
+    """Tokens as they lie around the centre, and their squared norms.
+
+    They are subtracted before anything else is done to them, which for close ones is exact.
+    """
     bound = token_bound(tokens)
-    return _with_norms(torch.add(shift, tokens, alpha=scale).clamp(-bound, bound))
+    return _with_norms((tokens - centre).clamp(-bound, bound))
 
 
 def _with_norms(x: Tensor) -> Measured:
