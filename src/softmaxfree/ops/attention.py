@@ -10,6 +10,7 @@ from .checks import (
     check_same_length,
     check_same_width,
     check_tokens,
+    finite_where_dropped,
 )
 from .inverse import add_ridge, check_inverse, kernel_inverse
 from .kernel import kernel_matrix, token_scale
@@ -57,7 +58,7 @@ def gaussian_attention(
         y, values = _dropped_to_mean(y, mask), _dropped_to_zero(values, mask)
     if query_mask is not None:
         check_mask("query_mask", query_mask, leading, q.shape[-2])
-        x = _finite_where_dropped(x, query_mask)
+        x = finite_where_dropped(x, query_mask)
     with without_autocast(x):
         kernel = kernel_matrix(x, None if symmetric else y, token_scale(q.shape[-1]))
         if mask is not None:
@@ -146,9 +147,9 @@ def landmark_attention(
         # A value of 0 takes a key out of P^T V: P itself need not be touched.
         values = _dropped_to_zero(values, mask)
         if keys is None:
-            queries = _finite_where_dropped(queries, mask)
+            queries = finite_where_dropped(queries, mask)
         else:
-            keys = _finite_where_dropped(keys, mask)
+            keys = finite_where_dropped(keys, mask)
 
     def stack(tensor: Tensor) -> Tensor:
         return tensor.expand(*leading, -1, -1).reshape(-1, *tensor.shape[-2:])
@@ -205,11 +206,6 @@ def _dropped_to_mean(tokens: Tensor, mask: Tensor) -> Tensor:
     tokens = _dropped_to_zero(tokens, mask)
     count = mask.sum(-1)[..., None, None].clamp(min=1)
     return torch.where(mask.unsqueeze(-1), tokens, tokens.detach().sum(-2, keepdim=True) / count)
-
-
-def _finite_where_dropped(tokens: Tensor, mask: Tensor) -> Tensor:
-    """Keys that are dropped stay as they are, for they may be queries; but NaN times 0 is NaN."""
-    return tokens.masked_fill(~(mask.unsqueeze(-1) | tokens.isfinite()), 0)
 
 
 def _solves(method: str, *tensors: Tensor | None) -> bool:
