@@ -109,6 +109,22 @@ class AttentionBattery:
                 error = _error(got[:, :37], layer(x))
                 assert error < 1e-9, f"with {options}, tie_qk={layer.tie_qk}: {error:.1e}"
 
+    def test_padding_reaches_no_gradient(self) -> None:
+        """Where it holds NaN neither: NaN times 0 is NaN."""
+        for options in ({}, {"value_conv": 3}, {"gate": True}):
+            for layer in self.build_both(1, tokens=4, **options):
+                x = _tokens(2, 57, DIM)
+                x[:, 37:] = torch.nan
+                x.requires_grad_()
+                out = layer(x, mask=(torch.arange(57) < 37).expand(2, -1))
+                out[:, :37].square().sum().backward()
+                assert x.grad is not None
+                assert not x.grad[:, 37:].any(), f"with {options}: what is dropped has a gradient"
+                for name, parameter in [*layer.named_parameters(), ("x", x)]:
+                    gradient = parameter.grad
+                    finite = gradient is None or gradient.isfinite().all()
+                    assert finite, f"with {options}: gradient not finite for {name}"
+
     def test_padding_an_image_changes_nothing(self) -> None:
         x = _tokens(2, 6 * 5, DIM)
         canvas = torch.full((2, 9, 8, DIM), torch.nan, dtype=x.dtype)

@@ -70,6 +70,30 @@ def test_hooks_are_called(part: str) -> None:
     assert seen == [torch.Size([4, 6 if part == "fc2" else 24])]
 
 
+@pytest.mark.parametrize("part", ["fc1", "act", "fc2"])
+def test_a_forward_of_a_layer_s_own_is_called(part: str) -> None:
+    """As libraries that patch instances give it to them."""
+    ours, _ = pair()
+    layer = getattr(ours, part)
+    layer.forward = lambda x, plain=layer.forward: 2 * plain(x)
+    x = torch.randn(4, 6, dtype=torch.float64)
+    torch.testing.assert_close(ours(x), ours.fc2(ours.act(ours.fc1(x))))
+
+
+def test_hooks_on_all_modules_are_called() -> None:
+    ours, _ = pair()
+    seen: list[nn.Module] = []
+    hook = nn.modules.module.register_module_forward_hook(
+        lambda module, inputs, out: seen.append(module)
+    )
+    try:
+        ours(torch.randn(4, 6, dtype=torch.float64))
+    finally:
+        hook.remove()
+    assert ours.fc1 in seen
+    assert ours.fc2 in seen
+
+
 def test_dropout_stays_dropout() -> None:
     torch.manual_seed(0)
     ours = Mlp(6, 24, drop=0.5)

@@ -172,3 +172,10 @@ def test_bad_arguments_are_named(kwargs: dict[str, object], message: str) -> Non
 def test_dropping_needs_a_whole_window() -> None:
     with pytest.raises(ValueError, match=r"at least the ratio 4, got \(3, 14\)"):
         build("avg", 2, pad="drop")(tokens(1, 1, 42, 6), (3, 14), None)
+
+
+def test_averages_of_large_tokens_stay_in_float16() -> None:
+    """The sum of a window of these does not."""
+    q = torch.full((1, 1, 16, 6), 3e4, dtype=torch.float16)
+    landmarks, _ = SAMPLERS["avg"](6, 2, ratio=4, tokens=None)(q, (4, 4), None)
+    assert torch.equal(landmarks, q[:, :, :1])

@@ -128,3 +128,14 @@ def test_gradient_checkpointing_changes_no_gradient(name: str) -> None:
 def test_a_model_without_weights_says_so() -> None:
     with pytest.raises(RuntimeError, match="No pretrained weights exist for softpp_tiny"):
         timm.create_model("softpp_tiny", pretrained=True)
+
+
+@pytest.mark.parametrize("name", ["softpp_nano", "softx_nano", "softpp_vit_small"])
+def test_backbones_can_be_mapped(name: str) -> None:
+    """`torch.func.vmap` knows no other order of memory than the usual one."""
+    torch.manual_seed(0)
+    model, x = timm.create_model(name, img_size=32).eval(), images(2, 1, 3, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            torch.vmap(model)(x), torch.stack([model(image) for image in x]), rtol=1e-3, atol=1e-5
+        )

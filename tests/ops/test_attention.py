@@ -1,5 +1,6 @@
 """Attention through bottleneck tokens, and exact attention, against the references."""
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -307,6 +308,70 @@ def test_finite_for_every_finite_input(
     if magnitude <= 1e4:
         for gradient in torch.autograd.grad(out.sum(), (q, v, landmarks)):
             assert gradient.isfinite().all()
+
+
+def with_far_landmark(times: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, values and landmarks, one of which, a token too, lies far from the others."""
+    q, v = tokens(300, 32), tokens(300, 32, seed=1)
+    q[7] *= times
+    q, v = q.to(dtype), v.to(dtype)
+    return q, v, q[::7].clone()
+
+
+@pytest.mark.parametrize("times", [1e2, 1e4, 1e6, 1e12])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
+@pytest.mark.parametrize("keys", [None, 50], ids=["self", "cross"])
+def test_a_far_landmark_costs_the_others_no_digits(
+    keys: int | None, dtype: torch.dtype, tolerance: float, times: float
+) -> None:
+    """Of neither results nor gradients; its own token finds it, too."""
+    q, v, landmarks = with_far_landmark(times, dtype)
+    arguments = (q, q if keys is None else q[:keys].clone(), v[:keys], landmarks)
+
+    def results(dtype: torch.dtype, attention: Callable[..., Tensor]) -> list[Tensor]:
+        leaves = {x: x.to(dtype).requires_grad_() for x in dict.fromkeys(arguments)}
+        out = attention(*(leaves[x] for x in arguments))
+        cotangent = tokens(*out.shape, seed=4).to(dtype)
+        return [out, *torch.autograd.grad(out, list(leaves.values()), cotangent)]
+
+    expected = results(torch.float64, reference.softmax_free_attention)
+    for got, wanted in zip(results(dtype, softmax_free_attention), expected):
+        assert relative_error(got, wanted) < tolerance
+
+
+@pytest.mark.parametrize("spread", [1e2, 1e4, 1e8])
+def test_tokens_far_from_each_other_find_themselves(spread: float) -> None:
+    q = spread * tokens(2, 60, 16, dtype=torch.float32)
+    v = tokens(2, 60, 16, seed=1, dtype=torch.float32)
+    got = softmax_free_attention(q, q, v, q[:, ::3])
+    wide = q.double()
+    expected = reference.softmax_free_attention(wide, wide, v.double(), wide[:, ::3])
+    assert relative_error(got, expected) < 1e-5
+
+
+def test_tokens_close_to_each_other_far_from_zero_keep_their_digits() -> None:
+    q = 1e5 + tokens(2, 60, 16, dtype=torch.float32)
+    v = tokens(2, 60, 16, seed=1, dtype=torch.float32)
+    got = softmax_free_attention(q, q, v, q[:, ::3])
+    wide = q.double()
+    expected = reference.softmax_free_attention(wide, wide, v.double(), wide[:, ::3])
+    assert relative_error(got, expected) < 1e-4
+
+
+def test_a_far_landmark_of_a_batch_mate_changes_nothing() -> None:
+    far, near = with_far_landmark(1e6, torch.float32), with_far_landmark(1.0, torch.float32)
+    q, v, landmarks = (torch.stack(pair) for pair in zip(far, near))
+    together = softmax_free_attention(q, q, v, landmarks)
+    assert relative_error(together[1], softmax_free_attention(near[0], *near[:2], near[2])) < 1e-5
+
+
+def test_a_compiled_graph_keeps_the_digits_of_a_far_landmark_s_neighbours() -> None:
+    """It cannot choose by values: the far landmark's own tokens it compares by the product."""
+    q, v, landmarks = with_far_landmark(1e6, torch.float32)
+    compiled = torch.compile(softmax_free_attention, fullgraph=True, backend="aot_eager")
+    expected = softmax_free_attention(q, q, v, landmarks)
+    others = torch.arange(300) != 7
+    assert relative_error(compiled(q, q, v, landmarks)[others], expected[others]) < 1e-5
 
 
 def ill_conditioned(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,7 +12,7 @@ from softmaxfree import pinv
 from softmaxfree.ops import reference
 from softmaxfree.ops.inverse import INVERSES, kernel_inverse, rescaled_steps
 
-from ..helpers import kernel_matrices, relative_error
+from ..helpers import kernel_matrices, relative_error, tokens
 
 ITERATIVE = ["newton", "paper", "damped", "backtrack"]
 
@@ -157,6 +157,34 @@ def test_compiles_without_breaks_and_maps(method: str) -> None:
     assert relative_error(mapped, pinv(a, method)) < 1e-12
 
 
+@pytest.mark.parametrize("method", INVERSES)
+@pytest.mark.parametrize("size", [0.0, 1e-45, 1e-30, 1e-10, 1e10, 1e36])
+def test_finite_for_matrices_of_any_scale(method: str, size: float) -> None:
+    x = tokens(3, 9, 4, dtype=torch.float32)
+    gram = x @ x.mT  # singular, with negative entries
+    a = torch.cat([gram, kernel_matrices(9, 1.0, dtype=torch.float32)]) * size
+    assert pinv(a, method).isfinite().all()
+
+
+@pytest.mark.parametrize("method", INVERSES)
+def test_the_scale_of_a_matrix_is_the_inverse_s(method: str) -> None:
+    a = kernel_matrices(9, 2.0, dtype=torch.float32)
+    expected = pinv(a, method, ridge=0.01)
+    for scale in (2.0**-60, 2.0**60):
+        got = pinv(a * scale, method, ridge=0.01 * scale) * scale
+        assert relative_error(got, expected) < 1e-5
+
+
+@pytest.mark.parametrize("method", INVERSES)
+def test_a_matrix_that_is_not_finite_leaves_the_others_alone(method: str) -> None:
+    a = kernel_matrices(9, 2.0, dtype=torch.float32)
+    broken = a.clone()
+    broken[1, 2, 3] = torch.nan
+    got, expected = pinv(broken, method), pinv(a, method)
+    assert got[1].isnan().any()
+    assert relative_error(got[::2], expected[::2]) < 1e-5
+
+
 def test_bad_input_is_named() -> None:
     a = kernel_matrices(4, 1.0)
     with pytest.raises(
@@ -169,6 +197,8 @@ def test_bad_input_is_named() -> None:
         pinv(a, iters=0)
     with pytest.raises(ValueError, match="ridge must be a finite number, 0 or more, got -1"):
         pinv(a, ridge=-1)
+    with pytest.raises(ValueError, match="ridge must be at most 1e\\+30, got 1e\\+300"):
+        pinv(a, ridge=1e300)
     with pytest.raises(ValueError, match="'rescaled' needs a ridge above 0"):
         pinv(a, "rescaled", ridge=0)
     with pytest.raises(ValueError, match="floating-point type"):

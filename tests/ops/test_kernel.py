@@ -56,6 +56,26 @@ def test_near_duplicates_of_large_tokens_keep_their_distance() -> None:
     )
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-13)])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_far_token_costs_the_others_no_digits(
+    tied: bool, dtype: torch.dtype, tolerance: float
+) -> None:
+    q = tokens(2, 20, 8)
+    q[0, 3] += 1e12
+    q[0, 4] = q[0, 3] * (1 + 1e-15)
+    q = q.to(dtype)
+    wide = q.double().requires_grad_()
+    expected = reference.gaussian_kernel(wide, wide)
+    got = q.requires_grad_()
+    kernel = gaussian_kernel(got, got if tied else got.clone())
+    assert relative_error(kernel, expected) < tolerance
+    cotangent = tokens(2, 20, 20, seed=1)
+    (ours,) = torch.autograd.grad(kernel, got, cotangent.to(dtype))
+    (theirs,) = torch.autograd.grad(expected, wide, cotangent)
+    assert relative_error(ours, theirs) < 10 * tolerance
+
+
 def test_bad_input_is_named() -> None:
     q = tokens(2, 5, 3)
     with pytest.raises(ValueError, match=r"k must have q's width 3, got shape \(2, 5, 4\)"):

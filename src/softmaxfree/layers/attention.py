@@ -16,6 +16,9 @@ class SoftmaxFreeAttention(MultiHeadAttention):
     Called as `attention(x, size)`, see `forward`. With a context, and where keys have a
     projection of their own, the bottleneck is made of the samples of queries and of keys.
 
+    In half precision the kernel, the inverse and sums over tokens are float32. A layer that is
+    float16 itself holds gradients to 65,504 only: see the page on promises.
+
     Args:
         dim: Width of the tokens.
         num_heads: Heads; must divide `dim`.

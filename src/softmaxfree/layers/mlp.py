@@ -7,6 +7,7 @@ import timm.layers
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 
 from ..ops.batching import is_wrapped, keep_signature, needs_gradient
 from ..ops.scratch import scratch
@@ -62,9 +63,12 @@ class Mlp(timm.layers.Mlp):
 
 
 def is_watched(layer: nn.Module) -> bool:
-    """Whether somebody has hooks on a layer, which then has to be called as a layer."""
+    """Whether a layer has to be called as one: for hooks, its own or everybody's, or because it
+    has been given a `forward` of its own."""
     return bool(
-        layer._forward_hooks
+        "forward" in vars(layer)
+        or torch_module._has_any_global_hook()
+        or layer._forward_hooks
         or layer._forward_pre_hooks
         or layer._backward_hooks
         or layer._backward_pre_hooks

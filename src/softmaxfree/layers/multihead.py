@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..errors import UserError
 from ..ops import native
 from ..ops.batching import is_wrapped, needs_gradient
-from ..ops.checks import check_mask, check_tokens, shape
+from ..ops.checks import check_mask, check_tokens, finite_where_dropped, shape
 from .samplers import Size
 
 
@@ -140,6 +140,9 @@ class MultiHeadAttention(nn.Module, ABC):
         if mask is not None:
             check_mask("mask", mask, source.shape[:1], source.shape[1])
             mask = mask.expand(source.shape[:2])
+            # Gradients of the projections would multiply what is dropped with 0.
+            source = finite_where_dropped(source, mask)
+            x = source if context is None else x
 
         q = self._heads(self.q(x))
         reduced, reduced_size, reduced_mask = self.reduce(source, source_size, mask)

@@ -143,7 +143,8 @@ class AvgSampler(Sampler):
             q = q.masked_fill(~mask[:, None, :, None], 0)
         windows = split_windows(q, size, grid, self.ratio, replicate=False)
         counts = window_mask(present, size, grid, self.ratio).sum(-1)
-        landmarks = windows.sum(-2) / counts.clamp(min=1)[:, None, :, None].to(q.dtype)
+        total = windows.sum(-2, dtype=compute_dtype(q))  # in float16 it would leave the range
+        landmarks = (total / counts.clamp(min=1)[:, None, :, None]).to(q.dtype)
         return landmarks, None if mask is None else self.kept_windows(mask, size)
 
 

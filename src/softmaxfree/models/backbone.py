@@ -16,6 +16,7 @@ from ..layers.activations import TanhGELU
 from ..layers.mlp import Mlp
 from ..layers.multihead import MultiHeadAttention
 from ..layers.patches import EmbeddingConv, PatchProjection
+from ..ops.batching import is_wrapped
 from ..ops.checks import shape
 from ..ops.tracing import is_exporting
 from .checkpoints import check_state_dict, checkpoint_filter_fn, resize_grid
@@ -57,7 +58,7 @@ class Backbone(nn.Module, ABC):
 
     def check(self, x: Tensor) -> Tensor:
         """The images, in the order of memory that convolutions are fastest in."""
-        return check_images(x, self.in_chans).contiguous(memory_format=torch.channels_last)
+        return channels_last(check_images(x, self.in_chans))
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Images (B, in_chans, H, W) -> normalised tokens (B, prefix + N, num_features)."""
@@ -180,6 +181,14 @@ def check_images(x: Tensor, in_chans: int) -> Tensor:
     if x.numel() == 0:
         raise UserError(f"images are empty: their shape is {shape(x)}")
     return x
+
+
+@register_notrace_function
+def channels_last(x: Tensor) -> Tensor:
+    """Channels side by side in memory, except inside `torch.func.vmap`, which has no such order."""
+    if not torch.compiler.is_compiling() and is_wrapped(x):
+        return x
+    return x.contiguous(memory_format=torch.channels_last)
 
 
 def pair(value: int | Sequence[int], name: str) -> tuple[int, int]:

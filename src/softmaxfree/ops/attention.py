@@ -3,17 +3,18 @@
 import torch
 from torch import Tensor
 
-from .batching import is_wrapped
+from .batching import is_readable, is_wrapped
 from .checks import (
     broadcast_leading,
     check_mask,
     check_same_length,
     check_same_width,
     check_tokens,
+    finite_where_dropped,
 )
-from .inverse import add_ridge, check_inverse, is_readable, kernel_inverse
+from .inverse import add_ridge, check_inverse, kernel_inverse
 from .kernel import kernel_matrix, token_scale
-from .nystrom import Scales, nystrom
+from .nystrom import nystrom
 from .precision import compute_dtype, tiny, without_autocast
 
 _TOKENS_OF_AN_IMAGE = 4096
@@ -57,7 +58,7 @@ def gaussian_attention(
         y, values = _dropped_to_mean(y, mask), _dropped_to_zero(values, mask)
     if query_mask is not None:
         check_mask("query_mask", query_mask, leading, q.shape[-2])
-        x = _finite_where_dropped(x, query_mask)
+        x = finite_where_dropped(x, query_mask)
     with without_autocast(x):
         kernel = kernel_matrix(x, None if symmetric else y, token_scale(q.shape[-1]))
         if mask is not None:
@@ -146,22 +147,24 @@ def landmark_attention(
         # A value of 0 takes a key out of P^T V: P itself need not be touched.
         values = _dropped_to_zero(values, mask)
         if keys is None:
-            queries = _finite_where_dropped(queries, mask)
+            queries = finite_where_dropped(queries, mask)
         else:
-            keys = _finite_where_dropped(keys, mask)
+            keys = finite_where_dropped(keys, mask)
 
     def stack(tensor: Tensor) -> Tensor:
         return tensor.expand(*leading, -1, -1).reshape(-1, *tensor.shape[-2:])
 
     tokens = _by_image(leading, queries, keys, values)
-    scales = Scales(token_scale(q.shape[-1]), landmark_scale)
+    scale = token_scale(q.shape[-1])
     with without_autocast(queries):
         if landmark_mask is None and _solves(method, *tokens, landmarks):
-            out = _solve_each(tokens, stack(landmarks), scales, normalize, method, iters, ridge)
+            landmarks = stack(_rescaled(landmarks, landmark_scale, scale))
+            out = _solve_each(tokens, landmarks, scale, normalize, method, iters, ridge)
         else:
             a = kernel_matrix(landmarks, scale=landmark_scale)
             z = middle_matrix(a, normalize, method, iters, ridge, landmark_mask)
-            out = nystrom(*tokens, stack(landmarks), stack(z), None, scales)
+            landmarks = stack(_rescaled(landmarks, landmark_scale, scale))
+            out = nystrom(*tokens, landmarks, stack(z), None, scale)
     return out.reshape(*leading, *out.shape[-2:]).to(v.dtype)
 
 
@@ -189,6 +192,11 @@ def _by_image(leading: torch.Size, q: Tensor, k: Tensor | None, v: Tensor) -> To
     return images(q), None if k is None else images(k), images(v)
 
 
+def _rescaled(landmarks: Tensor, own: float, scale: float) -> Tensor:
+    """Landmarks with a scale of their own as they are with the tokens'."""
+    return landmarks if own == scale else landmarks * (own / scale)
+
+
 def _dropped_to_zero(tokens: Tensor, mask: Tensor) -> Tensor:
     return tokens.masked_fill(~mask.unsqueeze(-1), 0)
 
@@ -198,11 +206,6 @@ def _dropped_to_mean(tokens: Tensor, mask: Tensor) -> Tensor:
     tokens = _dropped_to_zero(tokens, mask)
     count = mask.sum(-1)[..., None, None].clamp(min=1)
     return torch.where(mask.unsqueeze(-1), tokens, tokens.detach().sum(-2, keepdim=True) / count)
-
-
-def _finite_where_dropped(tokens: Tensor, mask: Tensor) -> Tensor:
-    """Keys that are dropped stay as they are, for they may be queries; but NaN times 0 is NaN."""
-    return tokens.masked_fill(~(mask.unsqueeze(-1) | tokens.isfinite()), 0)
 
 
 def _solves(method: str, *tensors: Tensor | None) -> bool:
@@ -220,7 +223,7 @@ def _solves(method: str, *tensors: Tensor | None) -> bool:
 def _solve_each(
     tokens: Tokens,
     landmarks: Tensor,
-    scales: Scales,
+    scale: float,
     normalize: bool,
     method: str,
     iters: int,
@@ -232,7 +235,7 @@ def _solve_each(
     assert v is not None
     results = []
     for i, some in enumerate(landmarks.split(1)):
-        a = kernel_matrix(some, scale=scales.landmarks)
+        a = kernel_matrix(some, scale=scale)
         inverse = add_ridge(a, ridge)
         if normalize:  # D^1/2 (A + ridge I) D^1/2
             root = a.sum(-1).sqrt()
@@ -243,7 +246,7 @@ def _solve_each(
             inverse, factor = middle_matrix(a, normalize, method, iters, ridge, None), None
         one = slice(i, i + 1)
         own_k = None if k is None else k[:, one]
-        results.append(nystrom(q[:, one], own_k, v[:, one], some, inverse, factor, scales))
+        results.append(nystrom(q[:, one], own_k, v[:, one], some, inverse, factor, scale))
     return torch.cat(results, 1)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Forward = TypeVar("Forward", bound=Callable[..., object])
 
@@ -39,6 +39,16 @@ def is_wrapped(tensor: Tensor) -> bool:
     except NotImplementedError:
         return True
     return False
+
+
+def is_readable(tensor: Tensor) -> bool:
+    """Whether its values can be looked at, and without waiting for a device."""
+    return (
+        tensor.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+        and type(tensor) in (Tensor, nn.Parameter)  # others may stand for tensors without values
+        and not is_wrapped(tensor)
+    )
 
 
 def mapped_axis_first(tensor: Tensor, axis: int | None, size: int) -> Tensor:

@@ -89,5 +89,13 @@ def check_mask(name: str, mask: Tensor, leading: torch.Size, tokens: int) -> Non
     )
 
 
+def finite_where_dropped(tokens: Tensor, mask: Tensor) -> Tensor:
+    """Tokens (..., n, d) without NaN and infinity where a mask (..., n) drops them.
+
+    What is finite stays as it is, for a dropped key may be a query; but NaN times 0 is NaN.
+    """
+    return tokens.masked_fill(~(mask.unsqueeze(-1) | tokens.isfinite()), 0)
+
+
 def shape(tensor: Tensor) -> tuple[int, ...]:
     return tuple(tensor.shape)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..errors import UserError
 from . import native
-from .batching import keep_signature, mapped_axis_first, needs_apply
+from .batching import is_readable, keep_signature, mapped_axis_first, needs_apply
 from .checks import check_floating, shape
 from .precision import compute_dtype, tiny, without_autocast
 from .tracing import is_exporting
@@ -22,7 +22,12 @@ from .tracing import is_exporting
 _MOST_LANDMARKS = 2**16
 """An exported graph is for all sizes up to this."""
 
-Method = Callable[[Tensor, int, float], Tensor]
+_LARGEST_RIDGE = 1e30
+
+Ridge = float | Tensor
+"""For all matrices, or (..., 1), one for each."""
+
+Method = Callable[[Tensor, int, Ridge], Tensor]
 """(A of shape (..., m, m), iterations, ridge) -> inverse of shape (..., m, m)."""
 
 
@@ -49,8 +54,9 @@ def pinv(a: Tensor, method: str = "auto", iters: int = 20, ridge: float | None =
             0 for the others.
 
     Returns:
-        (..., m, m), in a's type. The gradient is that of the inverse, -Y^T G Y^T; it can be
-        differentiated again.
+        (..., m, m), in a's type. Of finite matrices it is finite: what the type cannot hold is its
+        largest number. The gradient is that of the inverse, -Y^T G Y^T; it can be differentiated
+        again, and stays finite where the type can hold the inverse's square.
     """
     check_floating(a=a)
     if a.ndim < 2 or a.shape[-1] != a.shape[-2]:
@@ -59,7 +65,24 @@ def pinv(a: Tensor, method: str = "auto", iters: int = 20, ridge: float | None =
         raise ValueError(f"a is empty: its shape is {shape(a)}")
     ridge = check_inverse(method, iters, ridge)
     with without_autocast(a):
-        return INVERSES[method](a.to(compute_dtype(a)), iters, ridge).to(a.dtype)
+        inverse = _scaled_inverse(a.to(compute_dtype(a)), method, iters, ridge)
+        most = torch.finfo(a.dtype).max
+        return inverse.clamp(-most, most).to(a.dtype)
+
+
+def _scaled_inverse(a: Tensor, method: str, iters: int, ridge: float) -> Tensor:
+    """The inverse of A / s + ridge / s I, divided by s: a power of 2 for each matrix, so that
+    neither squares nor sums of its entries leave the type's range."""
+    size = a.detach().abs().amax((-2, -1), keepdim=True).clamp(min=ridge)
+    size = size.clamp(min=torch.finfo(a.dtype).smallest_normal)
+    scale = size.log2().ceil().clamp(max=_exponent_of_largest(a.dtype)).exp2()
+    if is_readable(scale) and (scale == 1).all():
+        return INVERSES[method](a, iters, ridge)
+    return INVERSES[method](a / scale, iters, (ridge / scale).squeeze(-1)) / scale
+
+
+def _exponent_of_largest(dtype: torch.dtype) -> int:
+    return int(math.log2(torch.finfo(dtype).max) - 0.5)
 
 
 def check_inverse(method: str, iters: int, ridge: float | None) -> float:
@@ -72,6 +95,8 @@ def check_inverse(method: str, iters: int, ridge: float | None) -> float:
         return 0.01 if method in ("auto", "rescaled", "damped") else 0.0
     if not (math.isfinite(ridge) and ridge >= 0):
         raise UserError(f"ridge must be a finite number, 0 or more, got {ridge}")
+    if ridge > _LARGEST_RIDGE:
+        raise UserError(f"ridge must be at most {_LARGEST_RIDGE}, got {ridge}")
     if ridge == 0 and method in ("auto", "rescaled"):
         raise UserError(
             f"method {method!r} needs a ridge above 0; use 'newton' or 'exact' for none"
@@ -97,7 +122,7 @@ def closed_form_gradient(method: Method) -> Method:
     """Gives a method the gradient of the inverse, whatever the steps that computed it."""
 
     @wraps(method)
-    def inverse(a: Tensor, iters: int, ridge: float) -> Tensor:
+    def inverse(a: Tensor, iters: int, ridge: Ridge) -> Tensor:
         if needs_apply(a):
             return _Inverse.apply(a, method, iters, ridge)
         return method(a, iters, ridge)
@@ -108,7 +133,7 @@ def closed_form_gradient(method: Method) -> Method:
 class _Inverse(torch.autograd.Function):
     @staticmethod
     @keep_signature
-    def forward(a: Tensor, method: Method, iters: int, ridge: float) -> Tensor:
+    def forward(a: Tensor, method: Method, iters: int, ridge: Ridge) -> Tensor:
         return method(a, iters, ridge)
 
     @staticmethod
@@ -123,12 +148,20 @@ class _Inverse(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int | None, ...], a: Tensor, *args: Any
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        a: Tensor,
+        method: Method,
+        iters: int,
+        ridge: Ridge,
     ) -> tuple[Tensor, int]:
-        return _Inverse.apply(mapped_axis_first(a, in_dims[0], info.batch_size), *args), 0
+        a = mapped_axis_first(a, in_dims[0], info.batch_size)
+        if isinstance(ridge, Tensor):
+            ridge = mapped_axis_first(ridge, in_dims[3], info.batch_size)
+        return _Inverse.apply(a, method, iters, ridge), 0
 
 
-def auto(a: Tensor, iters: int, ridge: float) -> Tensor:
+def auto(a: Tensor, iters: int, ridge: Ridge) -> Tensor:
     return (cholesky if _on_cpu(a) else rescaled)(a, iters, ridge)
 
 
@@ -136,7 +169,7 @@ def _on_cpu(a: Tensor) -> bool:
     return a.device.type == "cpu" and not is_exporting()
 
 
-def cholesky(a: Tensor, iters: int, ridge: float) -> Tensor:
+def cholesky(a: Tensor, iters: int, ridge: Ridge) -> Tensor:
     compiled = _compiled(a, ridge)
     if compiled is not None:
         return compiled
@@ -145,24 +178,19 @@ def cholesky(a: Tensor, iters: int, ridge: float) -> Tensor:
     if is_readable(failed) and not failed.any():
         return torch.cholesky_inverse(factor)
     # A matrix that is singular to working precision gets as much ridge as rounding asks for.
-    rounding = torch.finfo(a.dtype).eps * a.shape[-1] * _row_sums(a.abs())
+    rounding = torch.finfo(a.dtype).eps * a.shape[-1] * _row_sums(a)
     more = rounding[..., 0] * (failed > 0).unsqueeze(-1)
     return _cholesky_of_definite(a, iters, more)
 
 
-def _compiled(a: Tensor, ridge: float | Tensor) -> Tensor | None:
+def _compiled(a: Tensor, ridge: Ridge) -> Tensor | None:
     """The inverse of A + ridge I by compiled code; None without it, or if one is not definite."""
     if isinstance(ridge, Tensor) or not native.takes_landmarks(a):
         return None
     return native.inverse(a, ridge)
 
 
-def is_readable(tensor: Tensor) -> bool:
-    """Whether its values can be looked at, and without waiting for a device."""
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
-
-
-def _cholesky_of_definite(a: Tensor, iters: int, ridge: float | Tensor) -> Tensor:
+def _cholesky_of_definite(a: Tensor, iters: int, ridge: Ridge) -> Tensor:
     compiled = _compiled(a, ridge)
     if compiled is not None:
         return compiled
@@ -170,20 +198,26 @@ def _cholesky_of_definite(a: Tensor, iters: int, ridge: float | Tensor) -> Tenso
     return torch.cholesky_inverse(factor)
 
 
-def rescaled(a: Tensor, iters: int, ridge: float) -> Tensor:
+def rescaled(a: Tensor, iters: int, ridge: Ridge) -> Tensor:
     """Newton steps for a spectrum known to lie in [ridge, |A|_1].
 
     Before each step the product Z A, its spectrum in [low, 1], is stretched to lie evenly
     around 1; the step then takes the spectrum to [4 low / (1 + low)^2, 1].
     """
-    a = add_ridge(a, ridge)
-    norm = _row_sums(a.abs())
+    # As much as rounding asks for: an eigenvalue that it has made negative would grow.
+    least = torch.finfo(a.dtype).eps * _row_sums(a).squeeze(-1)
+    low = torch.maximum(least, torch.as_tensor(ridge, dtype=a.dtype, device=a.device))
+    a = add_ridge(a, low)
+    norm = _row_sums(a)
     z = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device) / norm
-    low = ridge / norm
+    low = low.unsqueeze(-1) / norm
     for _ in range(iters):
         z = z * (2 / (1 + low))
         z = _newton_step(a, z)
         low = 4 * low / (1 + low) ** 2
+    if is_readable(z) and not z.isfinite().all():  # of a matrix that was indefinite as it came
+        finite = z.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
+        z = torch.where(finite, z, _iterate(a, 1.8 / norm**2, iters))
     return z
 
 
@@ -195,22 +229,25 @@ def rescaled_steps(m: int, ridge: float, eps: float) -> int:
     return steps
 
 
-def newton(a: Tensor, iters: int, ridge: float) -> Tensor:
+def newton(a: Tensor, iters: int, ridge: Ridge) -> Tensor:
     a = add_ridge(a, ridge)
-    return _iterate(a, 1.8 / _row_sums(a.abs()) ** 2, iters)
+    return _iterate(a, 1.8 / _row_sums(a) ** 2, iters)
 
 
-def paper(a: Tensor, iters: int, ridge: float) -> Tensor:
+def paper(a: Tensor, iters: int, ridge: Ridge) -> Tensor:
     a = add_ridge(a, ridge)
-    return _iterate(a, 2 / _row_sums(a.abs()) ** 2, iters)
+    return _iterate(a, 2 / _row_sums(a) ** 2, iters)
 
 
-def damped(a: Tensor, iters: int, ridge: float) -> Tensor:
-    # The release takes the step size before it adds the ridge.
-    return _iterate(add_ridge(a, ridge), 1.8 / _row_sums(a) ** 2, iters)
+def damped(a: Tensor, iters: int, ridge: Ridge) -> Tensor:
+    # The release takes the step size before it adds the ridge, which is right for a kernel matrix;
+    # where the ridge is most of the matrix, that would diverge.
+    alpha = 1.8 / _row_sums(a) ** 2
+    a = add_ridge(a, ridge)
+    return _iterate(a, torch.minimum(alpha, 1.9 / _row_sums(a) ** 2), iters)
 
 
-def backtrack(a: Tensor, iters: int, ridge: float) -> Tensor:
+def backtrack(a: Tensor, iters: int, ridge: Ridge) -> Tensor:
     a = add_ridge(a, ridge)
     return _iterate(a, backtracked_alpha(a, 2 / _row_sums(a) ** 2), iters)
 
@@ -220,18 +257,25 @@ def backtracked_alpha(a: Tensor, alpha: Tensor) -> Tensor:
     square = a @ a
     identity = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
     for _ in range(10):
-        too_long = _row_sums((identity - alpha * square).abs()) > 1.01
+        too_long = _row_sums(identity - alpha * square) > 1.01
         alpha = torch.where(too_long, alpha / 2, alpha)
     return alpha
 
 
-def exact(a: Tensor, iters: int, ridge: float) -> Tensor:
-    values, vectors = torch.linalg.eigh(a)
+def exact(a: Tensor, iters: int, ridge: Ridge) -> Tensor:
+    values, vectors = _eigh(a)
     largest = values.abs().amax(-1, keepdim=True)
     zero = values <= torch.finfo(a.dtype).eps * a.shape[-1] * largest
     values = torch.where(zero, 0, values) + ridge
     inverse = torch.where(values > 0, 1 / values, 0)
     return (vectors * inverse.unsqueeze(-2)) @ vectors.mT
+
+
+def _eigh(a: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and vectors; those of a matrix with NaN or infinity are NaN."""
+    finite = a.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
+    values, vectors = torch.linalg.eigh(torch.where(finite, a, 0))
+    return torch.where(finite.squeeze(-1), values, torch.nan), vectors
 
 
 def _iterate(a: Tensor, alpha: Tensor, iters: int) -> Tensor:
@@ -247,11 +291,11 @@ def _newton_step(a: Tensor, z: Tensor) -> Tensor:
 
 
 def _row_sums(a: Tensor) -> Tensor:
-    """The largest row sum of each matrix, (..., 1, 1): |A|_1 where A is symmetric and >= 0."""
-    return a.sum(-1).amax(-1).clamp(min=tiny(a.dtype))[..., None, None]
+    """|A|_1 of symmetric matrices, (..., 1, 1): their largest row sum of magnitudes."""
+    return a.abs().sum(-1).amax(-1).clamp(min=tiny(a.dtype))[..., None, None]
 
 
-def add_ridge(a: Tensor, ridge: float | Tensor) -> Tensor:
+def add_ridge(a: Tensor, ridge: Ridge) -> Tensor:
     """A + ridge I; a ridge for each matrix has shape (..., 1)."""
     if torch.compiler.is_compiling():  # exporters want no changes in place
         identity = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)

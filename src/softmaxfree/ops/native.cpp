@@ -71,39 +71,40 @@ inline void transpose(const Floats* r, float* to, long step) {
   store(to + 7 * step, HALVES_HIGH(b3, b7));
 }
 
-// x = scale * token + shift, kept within the bound, of TOKENS tokens: (d, TOKENS).
-inline void measure(const float* tokens, long stride, const float* shift, long count, long d,
-                    float scale, float bound, float* x) {
+// x = token - centre, kept within the bound, of TOKENS tokens: (d, TOKENS).
+inline void measure(const float* tokens, long stride, const float* centre, long count, long d,
+                    float bound, float* x) {
   auto bounded = [&](Floats v) {
     v = v < -bound ? all(-bound) : v;
     return v > bound ? all(bound) : v;
   };
   long whole = count == TOKENS ? d / LANES * LANES : 0;
   for (long i = 0; i < whole; i += LANES) {
-    Floats rows[LANES], s = load(shift + i);
+    Floats rows[LANES], c = load(centre + i);
     for (long half = 0; half < TOKENS; half += LANES) {
       for (long t = 0; t < LANES; t++)
-        rows[t] = bounded(load(tokens + (half + t) * stride + i) * scale + s);
+        rows[t] = bounded(load(tokens + (half + t) * stride + i) - c);
       transpose(rows, x + i * TOKENS + half, TOKENS);
     }
   }
   for (long i = whole; i < d; i++)
     for (long t = 0; t < TOKENS; t++) {
-      float v = t < count ? tokens[t * stride + i] * scale + shift[i] : 0.0f;
+      float v = t < count ? tokens[t * stride + i] - centre[i] : 0.0f;
       v = v < -bound ? -bound : v;
       x[i * TOKENS + t] = v > bound ? bound : v;
     }
 }
 
-// Kernel values of TOKENS tokens and N landmarks. A column is [y, -|y|^2 / 2, -1 / 2].
+// Kernel values of TOKENS tokens and N landmarks. A column is [y, -|y|^2 / 2, -1 / 2], times the
+// square of a scale.
 template <int N>
 inline void compare(const float* x, Floats norm0, Floats norm1, const float* columns, long d,
                     float* out, long step) {
   Floats sum0[N], sum1[N];
   for (int j = 0; j < N; j++) {
-    float own = columns[j * (d + 2) + d];
-    sum0[j] = own - 0.5f * norm0;
-    sum1[j] = own - 0.5f * norm1;
+    float own = columns[j * (d + 2) + d], factor = columns[j * (d + 2) + d + 1];
+    sum0[j] = own + factor * norm0;
+    sum1[j] = own + factor * norm1;
   }
   for (long i = 0; i < d; i++) {
     Floats x0 = load(x + i * TOKENS), x1 = load(x + i * TOKENS + LANES);
@@ -278,9 +279,9 @@ extern "C" {
 // The kernel of tokens (b, n, d), rows `token_step` apart, and landmarks, as columns
 // (b, m, d + 2): out (b, m, n), matrices `out_stack` apart.
 void softmaxfree_kernel_of_tokens(const float* tokens, long token_stack, long token_step,
-                                  const float* shift, const float* columns, float* out,
-                                  long out_stack, long b, long n, long m, long d, float scale,
-                                  float bound, int threads) {
+                                  const float* centre, const float* columns, float* out,
+                                  long out_stack, long b, long n, long m, long d, float bound,
+                                  int threads) {
   long blocks = (n + TOKENS - 1) / TOKENS;
   long groups = (m + LANDMARKS - 1) / LANDMARKS;
 #pragma omp parallel num_threads(threads) if (threads > 1)
@@ -291,7 +292,7 @@ void softmaxfree_kernel_of_tokens(const float* tokens, long token_stack, long to
       long matrix = task / blocks, first = task % blocks * TOKENS;
       long count = n - first < TOKENS ? n - first : TOKENS;
       const float* from = tokens + matrix * token_stack + first * token_step;
-      measure(from, token_step, shift + matrix * d, count, d, scale, bound, x.data());
+      measure(from, token_step, centre + matrix * d, count, d, bound, x.data());
       Floats norm0{}, norm1{};
       for (long i = 0; i < d; i++) {
         Floats x0 = load(&x[i * TOKENS]), x1 = load(&x[i * TOKENS + LANES]);

@@ -32,7 +32,7 @@ _FLAGS = (
 )  # fmt: skip
 
 _SIGNATURES = {
-    "kernel_of_tokens": ("", "pllppplllllffi"),
+    "kernel_of_tokens": ("", "pllppplllllfi"),
     "most_landmarks": ("l", ""),
     "kernel_matrix": ("", "pplllfi"),
     "inverse": ("i", "ppllfi"),
@@ -136,21 +136,21 @@ def takes_landmarks(landmarks: Tensor) -> bool:
 
 
 def kernel_of_tokens(
-    tokens: Tensor, shift: Tensor, columns: Tensor, out: Tensor, scale: float, bound: float
+    tokens: Tensor, centre: Tensor, columns: Tensor, out: Tensor, bound: float
 ) -> None:
-    """2^(-|x - y|^2 / 2) of x = scale * tokens + shift, within the bound, and landmarks y.
+    """2^(-|x - y|^2 / 2) of x = tokens - centre, within the bound, and landmarks y.
 
     Args:
         tokens: (b, n, d).
-        shift: (b, 1, d).
-        columns: (b, m, d + 2), [y, -|y|^2 / 2, -1 / 2].
+        centre: (b, 1, d).
+        columns: (b, m, d + 2), [y, -|y|^2 / 2, -1 / 2], all of them times a square of a scale.
         out: (b, m, n), rows without gaps between them.
-        scale, bound: Of the tokens.
+        bound: Of the tokens.
     """
     (b, n, d), m = tokens.shape, columns.shape[1]
     library().softmaxfree_kernel_of_tokens(
-        tokens.data_ptr(), tokens.stride(0), tokens.stride(1), shift.data_ptr(),
-        columns.data_ptr(), out.data_ptr(), out.stride(0), b, n, m, d, scale, bound,
+        tokens.data_ptr(), tokens.stride(0), tokens.stride(1), centre.data_ptr(),
+        columns.data_ptr(), out.data_ptr(), out.stride(0), b, n, m, d, bound,
         torch.get_num_threads(),
     )  # fmt: skip
 

@@ -14,7 +14,18 @@ from torch import Tensor
 from . import native
 from .batching import keep_signature, mapped_axis_first, needs_apply, needs_gradient
 from .inverse import inverse_of_definite
-from .kernel import TO_BASE_2, exponents_of, measured, product_columns, token_bound
+from .kernel import (
+    FAR,
+    TO_BASE_2,
+    centred,
+    columns_of,
+    exponents_of,
+    far_gradient,
+    far_kernel,
+    far_matrices,
+    measured,
+    token_bound,
+)
 from .precision import without_autocast
 from .scratch import scratch
 
@@ -27,11 +38,6 @@ to the backward pass. More of them are computed again, which takes no more time 
 to memory and to read them, and no memory."""
 
 
-class Scales(NamedTuple):
-    tokens: float
-    landmarks: float
-
-
 def nystrom(
     q: Tensor,
     k: Tensor | None,
@@ -39,7 +45,7 @@ def nystrom(
     landmarks: Tensor,
     z: Tensor,
     factor: Tensor | None,
-    scales: Scales,
+    scale: float,
 ) -> Tensor:
     """P_q Z P_k^T V for stacks of matrices, b = images * heads of them.
 
@@ -50,17 +56,17 @@ def nystrom(
         landmarks: (b, m, d).
         z: (b, m, m), Z itself; where its factor is given, the inverse of Z.
         factor: (b, m, m), lower Cholesky factor of the inverse of Z, which need not be formed then.
-        scales: What tokens and landmarks are multiplied with before they are compared.
+        scale: What tokens and landmarks are multiplied with before they are compared.
 
     Returns:
         (images, heads, n, e).
     """
     if torch.compiler.is_compiling():
-        return _plain(q, k, v, landmarks, z, factor, scales)
+        return _plain(q, k, v, landmarks, z, factor, scale)
     tensors = (q, k, v, landmarks, z, factor)
     tiled = _Tiled.apply if needs_apply(*tensors) else _Tiled.forward
     tile_tokens, keep = _tile_tokens(q, k, landmarks), needs_gradient(*tensors)
-    return tiled(*tensors, scales, tile_tokens, keep)[0]
+    return tiled(*tensors, scale, tile_tokens, keep)[0]
 
 
 def _tile_tokens(q: Tensor, k: Tensor | None, landmarks: Tensor) -> int:
@@ -77,32 +83,21 @@ def _plain(
     landmarks: Tensor,
     z: Tensor,
     factor: Tensor | None,
-    scales: Scales,
+    scale: float,
 ) -> Tensor:
     with without_autocast(q):
         if factor is not None:
             z = inverse_of_definite(z)
-        shift, scale = _shift(landmarks, scales), scales.landmarks * TO_BASE_2
-        centres = measured(landmarks, shift, scale)
+        centre, right = centred(landmarks, scale * TO_BASE_2)
 
         def kernel(tokens: Tensor) -> Tensor:
-            x = measured(tokens.flatten(0, 1), shift, scales.tokens * TO_BASE_2)
-            return exponents_of(centres, x).clamp(max=0).exp2()  # (b, m, n)
+            left = measured(tokens.flatten(0, 1), centre)
+            return exponents_of(right, left, scale * TO_BASE_2).clamp(max=0).exp2()  # (b, m, n)
 
         p_q = kernel(q)
         p_k = p_q if k is None else kernel(k)
         out = p_q.mT @ (z @ (p_k @ v.flatten(0, 1)))
         return out.unflatten(0, v.shape[:2])
-
-
-def _shift(landmarks: Tensor, scales: Scales) -> Tensor:
-    """What is added to tokens and landmarks, (b, 1, d).
-
-    Any shift gives the same kernel; the one that takes the landmarks' mean to 0 costs few digits.
-    """
-    # Divided before they are added: the sum stays finite.
-    scale = scales.landmarks * TO_BASE_2 / landmarks.shape[-2]
-    return (landmarks.detach() * -scale).sum(-2, keepdim=True)
 
 
 class _Tiled(torch.autograd.Function):
@@ -121,12 +116,12 @@ class _Tiled(torch.autograd.Function):
         landmarks: Tensor,
         z: Tensor,
         factor: Tensor | None,
-        scales: Scales,
+        scale: float,
         tile_tokens: int,
         keep: bool,
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
         with without_autocast(q):
-            stacks, queries, keys = _sides(q, k, landmarks, scales, tile_tokens)
+            stacks, queries, keys = _sides(q, k, landmarks, scale, tile_tokens)
             if keep:
                 queries.keep()
                 keys.keep()
@@ -151,7 +146,7 @@ class _Tiled(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        *tensors, ctx.scales, ctx.tile_tokens, _ = inputs
+        *tensors, ctx.scale, ctx.tile_tokens, _ = inputs
         _, *intermediates = output
         ctx.mark_non_differentiable(*(x for x in intermediates if x is not None))
         ctx.set_materialize_grads(False)
@@ -162,13 +157,13 @@ class _Tiled(torch.autograd.Function):
         if grad is None:
             return (None,) * 9
         q, k, v, landmarks, z, factor, summary, p_q, p_k = ctx.saved_tensors
-        scales = ctx.scales
+        scale = ctx.scale
         if torch.is_grad_enabled() or summary is None:
-            inputs = (q, k, v, landmarks, z, factor, scales)
+            inputs = (q, k, v, landmarks, z, factor, scale)
             return *_differentiable_gradient(grad, *inputs), *[None] * 4
 
         with without_autocast(q):
-            stacks, queries, keys = _sides(q, k, landmarks, scales, ctx.tile_tokens)
+            stacks, queries, keys = _sides(q, k, landmarks, scale, ctx.tile_tokens)
             queries.prepare_backward(p_q)
             if k is not None:
                 keys.prepare_backward(p_k)
@@ -206,13 +201,13 @@ class _Tiled(torch.autograd.Function):
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], *args: Any
     ) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:
-        *tensors, scales, tile_tokens, _ = args
+        *tensors, scale, tile_tokens, _ = args
         stacked = (
             None if x is None else mapped_axis_first(x, axis, info.batch_size).flatten(0, 1)
             for x, axis in zip(tensors, in_dims)
         )
         # A mapped backward pass goes through `_plain` and needs no intermediates.
-        out, *_ = _Tiled.apply(*stacked, scales, tile_tokens, False)
+        out, *_ = _Tiled.apply(*stacked, scale, tile_tokens, False)
         return (out.unflatten(0, (info.batch_size, -1)), None, None, None), (0, None, None, None)
 
 
@@ -224,15 +219,15 @@ def _differentiable_gradient(
     landmarks: Tensor,
     z: Tensor,
     factor: Tensor | None,
-    scales: Scales,
+    scale: float,
 ) -> tuple[Tensor | None, ...]:
     """The backward pass once more, such that it can be differentiated, mapped and so on."""
 
     def tied(q: Tensor, v: Tensor, landmarks: Tensor, z: Tensor) -> Tensor:
-        return _plain(q, None, v, landmarks, z, factor, scales)
+        return _plain(q, None, v, landmarks, z, factor, scale)
 
     def untied(q: Tensor, k: Tensor, v: Tensor, landmarks: Tensor, z: Tensor) -> Tensor:
-        return _plain(q, k, v, landmarks, z, factor, scales)
+        return _plain(q, k, v, landmarks, z, factor, scale)
 
     if k is not None:
         pull_back = torch.func.vjp(untied, q, k, v, landmarks, z)[1]
@@ -286,7 +281,7 @@ def _sides(
     q: Tensor,
     k: Tensor | None,
     landmarks: Tensor,
-    scales: Scales,
+    scale: float,
     tile_tokens: int,
 ) -> tuple[list[_Stack], "_Side", "_Side"]:
     """The stack in parts, and queries and keys, which are the same object if k is None."""
@@ -295,11 +290,41 @@ def _sides(
     # A tile is whole matrices, or a part of a single one.
     spans = _spans(heads, max(1, tile_tokens // longest))
     stacks = [_Stack(image, *span, heads) for image in range(images) for span in spans]
-    shift = _shift(landmarks, scales)
-    columns = product_columns(landmarks, shift, scales.landmarks * TO_BASE_2)
-    common = (shift, columns, scales, stacks[0].size, tile_tokens)
+    around = _around(landmarks, scale)
+    common = (around, scale, stacks[0].size, tile_tokens)
     queries = _Side(q, *common)
     return stacks, queries, queries if k is None else _Side(k, *common)
+
+
+class _Far(NamedTuple):
+    """Landmarks of one matrix that are too far from the centre for the product."""
+
+    which: Tensor
+    """(k,) of the m."""
+    landmarks: Tensor
+    """(k, d)."""
+
+
+class _Landmarks(NamedTuple):
+    """The landmarks of all matrices, as tokens are compared with them."""
+
+    centre: Tensor
+    """(b, 1, d), what is subtracted from tokens."""
+    y: Tensor
+    """(b, m, d), the landmarks around it."""
+    columns: Tensor
+    """(b, m, d + 2), the same for the product."""
+    far: dict[int, _Far]
+    """By matrix; one without far landmarks is not in it."""
+
+
+def _around(landmarks: Tensor, scale: float) -> _Landmarks:
+    centre, (y, norms) = centred(landmarks, scale * TO_BASE_2)
+    far, limit = {}, FAR / (scale * TO_BASE_2) ** 2
+    for (i,) in far_matrices(norms, limit):
+        which = (norms[i, :, 0] > limit).nonzero().flatten()
+        far[i] = _Far(which, landmarks[i, which])
+    return _Landmarks(centre, y, columns_of((y, norms), scale * TO_BASE_2), far)
 
 
 def _spans(length: int, most: int) -> list[tuple[int, int]]:
@@ -314,16 +339,10 @@ class _Side:
     kept: Tensor | None = None  # (b, m * n), tile after tile, each of them (m, tokens)
 
     def __init__(
-        self,
-        tokens: Tensor,
-        shift: Tensor,
-        columns: Tensor,
-        scales: Scales,
-        group: int,
-        tile_tokens: int,
+        self, tokens: Tensor, landmarks: _Landmarks, scale: float, group: int, tile_tokens: int
     ) -> None:
-        self.tokens, self.shift, self.columns, self.scales = tokens, shift, columns, scales
-        m, (n, d) = columns.shape[1], tokens.shape[2:]
+        self.tokens, self.landmarks, self.scale = tokens, landmarks, scale
+        m, (n, d) = landmarks.y.shape[1], tokens.shape[2:]
         self.spans = _spans(n, tile_tokens)
         # Room for the kernel of one part of the stack, or of one tile only; rows for one tile.
         self.stored = group * m * n * tokens.element_size() <= _STORED_BYTES
@@ -335,21 +354,20 @@ class _Side:
 
     def keep(self) -> None:
         """Makes room for all of the kernel, unless that is too much."""
-        (b, m), n = self.columns.shape[:2], self.tokens.shape[2]
+        (b, m), n = self.landmarks.y.shape[:2], self.tokens.shape[2]
         if self.kept is None and b * m * n * self.tokens.element_size() <= _STORED_BYTES:
             self.kept = self.tokens.new_empty(b, m * n)
 
     def prepare_backward(self, kept: Tensor | None) -> None:
-        d = self.tokens.shape[-1]
+        y = self.landmarks.y
         self.kept = kept
         self.grad_tokens = torch.empty_like(self.tokens)
-        self.y = self.columns[..., :d].contiguous()
-        self.scaled_y = self.y * (self.scales.tokens / TO_BASE_2)
-        self.grad_y, self.total_y = torch.zeros_like(self.y), self.y.new_zeros(*self.y.shape[:2], 1)
+        self.scaled_y = y * self.scale**2
+        self.grad_y, self.total_y = torch.zeros_like(y), y.new_zeros(*y.shape[:2], 1)
 
     def at(self, tile: _Tile) -> Tensor:
         """The memory of the kernel's values, (stack, m, tokens)."""
-        stack, m = tile.stack, self.columns.shape[1]
+        stack, m = tile.stack, self.landmarks.y.shape[1]
         if self.kept is not None:
             values = _part(stack.of(self.kept), 1, m * tile.first, m * tile.size)
             return values.view(stack.size, m, tile.size)
@@ -362,15 +380,31 @@ class _Side:
         return self.at(tile) if self.stored or self.kept is not None else self.fill(tile)
 
     def fill(self, tile: _Tile) -> Tensor:
-        """Computes them as a product of rows [x, 1, |x|^2] and the columns.
+        """Computes them: as a product, those of far landmarks from differences."""
+        values = self._product_with_columns(tile)
+        for i, far, tokens in self._far_of(tile):
+            exact = far_kernel(far.landmarks, tokens, self.scale)
+            values[i, far.which] = exact.to(values.dtype)
+        return values
+
+    def _far_of(self, tile: _Tile) -> list[tuple[int, _Far, Tensor]]:
+        """Matrices of the tile with far landmarks: where in the tile, these, the tokens."""
+        if not self.landmarks.far:
+            return []
+        first, tokens = tile.stack.image * tile.stack.heads + tile.stack.head, tile.of(self.tokens)
+        found = ((i, self.landmarks.far.get(first + i)) for i in range(tile.stack.size))
+        return [(i, far, tokens[i]) for i, far in found if far is not None]
+
+    def _product_with_columns(self, tile: _Tile) -> Tensor:
+        """The kernel by a product of rows [x, 1, |x|^2] and the columns.
 
         The rows' memory is used again by the next tile.
         """
         values, tokens = self.at(tile), tile.of(self.tokens)
+        columns = tile.stack.of(self.landmarks.columns)
         if native.takes(tokens):
-            shift, columns = tile.stack.of(self.shift), tile.stack.of(self.columns)
-            scale = self.scales.tokens * TO_BASE_2
-            native.kernel_of_tokens(tokens, shift, columns, values, scale, token_bound(tokens))
+            centre = tile.stack.of(self.landmarks.centre)
+            native.kernel_of_tokens(tokens, centre, columns, values, token_bound(tokens))
             return values
         d = self.tokens.shape[-1]
         rows = _part(_part(self.rows, 0, 0, tile.stack.size), 1, 0, tile.size)
@@ -378,13 +412,13 @@ class _Side:
         torch.linalg.vector_norm(self._measure(tile, out=x), dim=-1, out=norms)
         norms.square_()
         rows.select(2, d).fill_(1)
-        torch.bmm(tile.stack.of(self.columns), rows.mT, out=values)
+        torch.bmm(columns, rows.mT, out=values)
         return values.clamp_(max=0).exp2_()
 
     def _measure(self, tile: _Tile, out: Tensor) -> Tensor:
-        """The tokens, scaled and shifted."""
-        bound, scale = token_bound(out), self.scales.tokens * TO_BASE_2
-        torch.add(tile.stack.of(self.shift), tile.of(self.tokens), alpha=scale, out=out)
+        """The tokens around the centre."""
+        bound = token_bound(out)
+        torch.sub(tile.of(self.tokens), tile.stack.of(self.landmarks.centre), out=out)
         return out.clamp_(-bound, bound)
 
     def product(self, left: Tensor, right: Tensor) -> Tensor:
@@ -395,18 +429,26 @@ class _Side:
     def pull_back(self, grad_values: Tensor, values: Tensor, tile: _Tile) -> None:
         """Takes the gradient of the values, (stack, m, tokens), to tokens and landmarks.
 
-        k = 2^(-|x - y|^2 / 2) gives dx = sum of dk k (y - x) over y, and likewise dy.
+        k = exp(-scale^2 |x - y|^2 / 2) gives dx = sum of dk k scale^2 (y - x) over y, and
+        likewise dy.
         """
-        stack = tile.stack
+        stack, far_of_tile = tile.stack, self._far_of(tile)
+        exact = [
+            far_gradient([far.landmarks, tokens], grad_values[i, far.which], self.scale)
+            for i, far, tokens in far_of_tile
+        ]
         weights = grad_values.mul_(values)
+        for i, far, _ in far_of_tile:
+            weights[i, far.which] = 0
         rows = _part(_part(self.rows, 0, 0, stack.size), 1, 0, tile.size)
         x = self._measure(tile, rows.narrow(2, 0, self.tokens.shape[-1]))
         grad_x = torch.bmm(weights.mT, stack.of(self.scaled_y), out=tile.of(self.grad_tokens))
-        grad_x.addcmul_(weights.sum(1).unsqueeze(-1), x, value=-self.scales.tokens / TO_BASE_2)
-        stack.of(self.grad_y).baddbmm_(weights, x)
+        grad_x.addcmul_(weights.sum(1).unsqueeze(-1), x, value=-(self.scale**2))
+        grad_y = stack.of(self.grad_y).baddbmm_(weights, x)
         stack.of(self.total_y).add_(weights.sum(2, keepdim=True))
+        for (i, far, _), (own, grad) in zip(far_of_tile, exact):
+            grad_x[i] += grad
+            grad_y[i, far.which] += own / self.scale**2
 
     def landmark_gradient(self) -> Tensor:
-        return self.grad_y.addcmul_(self.total_y, self.y, value=-1) * (
-            self.scales.landmarks / TO_BASE_2
-        )
+        return self.grad_y.addcmul_(self.total_y, self.landmarks.y, value=-1) * self.scale**2
