@@ -332,7 +332,7 @@ def test_the_first_samples_of_a_fixed_shuffle_can_be_taken(tmp_path: Path) -> No
             lambda root: write(root / "train.jsonl", '{"text": "a", "label": 2}'),
             r"train.jsonl\[0\] cannot be read: it is not a JSON object with a text and a label",
         ),
-        ("text", lambda root: write(root / "train.jsonl", "a"), "cannot be read: Expecting value"),
+        ("text", lambda root: write(root / "train.jsonl", "a"), "it is no JSON: Expecting value"),
         (
             "text",
             lambda root: write(root / "train.jsonl", '{"text": "", "label": 1}'),
