@@ -1,5 +1,6 @@
 """The command line: `softmaxfree COMMAND ...`; each command imports what it needs when it runs."""
 
+import io
 import os
 import signal
 import sys
@@ -690,6 +691,8 @@ PARSERS = {
 def main(arguments: list[str] | None = None) -> None:
     """Runs a command. A mistake of the user's is one line, a bug keeps its traceback."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be in UTF-8
     traceback = "--traceback" in arguments
     arguments = [word for word in arguments if word != "--traceback"]
     try:

@@ -16,6 +16,8 @@ from softmaxfree.data.digit_scenes import DigitScenes
 from softmaxfree.data.image_files import ImageFileError
 from softmaxfree.data.label_maps import IGNORE, LabelMaps, generated_palette, open_label_maps
 
+from .test_image_files import write_photo
+
 CAMVID: dict[str, Any] = {
     "image_folder": "{split}",
     "label_folder": "{split}annot",
@@ -334,3 +336,31 @@ def test_real_scenes_of_ade20k_are_read() -> None:
 def _classes(labels: Tensor, size: tuple[int, int]) -> set[int]:
     assert labels.shape == size
     return set(labels.unique().tolist())
+
+
+@pytest.mark.parametrize(
+    "options", [{"image_folder": "../x/{split}"}, {"label_folder": "/{split}"}]
+)
+def test_folders_are_below_the_root(options: dict[str, str], tmp_path: Path) -> None:
+    write_folders(tmp_path / "root")
+    with pytest.raises(ValueError, match="is no name of a file below"):
+        open_folders(tmp_path / "root", **options)
+    with pytest.raises(ValueError, match="is no name of a file below"):
+        open_folders(tmp_path / "root", "..")
+
+
+@pytest.mark.parametrize("upright", [True, False])
+@pytest.mark.parametrize("end", ["jpg", "png", "tiff"])
+def test_labels_are_of_the_size_that_people_see_or_that_the_file_has(
+    end: str, upright: bool, tmp_path: Path
+) -> None:
+    photo = write_photo(tmp_path / "images/train" / f"0.{end}", 6)
+    width, height = (32, 16) if upright else (16, 32)
+    if end == "tiff" and not upright:
+        return  # Pillow gives those upright alone
+    (tmp_path / "labels/train").mkdir(parents=True)
+    Image.new("L", (width, height), 1).save(tmp_path / "labels/train/0.png")
+    image, labels = open_folders(tmp_path).load(0)
+    assert image.size == (width, height)
+    assert labels.shape == (height, width)
+    assert photo.exists()

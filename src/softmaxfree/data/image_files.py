@@ -168,8 +168,7 @@ def _stream(source: Path | IO[bytes], limits: Limits) -> nullcontext[IO[bytes]] 
     if not isinstance(source, Path):
         return nullcontext(source)
     try:
-        size = source.stat().st_size
-        if limits.bytes is not None and size > limits.bytes:
+        if limits.bytes is not None and (size := source.stat().st_size) > limits.bytes:
             raise ImageFileError(
                 f"it has {size / 2**20:.1f} MB, and files may have {limits.bytes >> 20} MB"
             )

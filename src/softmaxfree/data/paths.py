@@ -14,8 +14,9 @@ def open_file(path: Path) -> IO[bytes]:
     Raises:
         OSError: As `open`, if there is none or it may not be read.
     """
-    if not stat.S_ISREG(path.stat().st_mode):
-        kind = "a folder" if path.is_dir() else "a pipe or a device"
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode):
+        kind = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
         raise UserError(f"{shown(path)} is {kind}, not a file: give the path of a file")
     return path.open("rb")
 

@@ -28,7 +28,7 @@ from .view import View, available_models, example_photos
 MOST_BYTES = LIMITS.bytes or 0
 
 SESSIONS = 1000
-"""That are remembered, of some 100 kB each. Whose has ended is told so."""
+"""That are remembered, of some 130 kB each. Whose has ended is told so."""
 
 USERS = 2
 """Whose clicks are answered at the same time; those of others wait."""
