@@ -5,6 +5,7 @@ import resource
 import traceback
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 MOST_BYTES = 2 * 2**30
 """That the process may take, beside what it begins with."""
@@ -19,9 +20,10 @@ def exit_code(call: Callable[[], object]) -> int:
         return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     status = 1
     try:
-        pages = int(open("/proc/self/statm").read().split()[0]) if os.path.exists("/proc") else 0
-        limit = pages * os.sysconf("SC_PAGE_SIZE") + MOST_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        taken = Path("/proc/self/statm")
+        if taken.exists():
+            limit = int(taken.read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE") + MOST_BYTES
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         call()
         status = 0
     except BaseException:

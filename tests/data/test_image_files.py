@@ -24,6 +24,7 @@ from softmaxfree.data.image_files import (
     read_image,
     sizes,
 )
+from softmaxfree.data.images import ImageData
 from softmaxfree.data.paths import below, read_file, shown
 from softmaxfree.data.scenes import open_scenes
 from softmaxfree.data.sources import Source, open_source
@@ -258,6 +259,10 @@ def test_sides_to_resize_to() -> None:
     for size in (-1, 0, LARGEST_SIZE + 1, 100_000):
         with pytest.raises(UserError, match=f"--size must be from 1 to 4096 pixels, got {size}"):
             check_size(size)
+    with pytest.raises(UserError, match=r"--data\.size must be from 1 to 4096 pixels, got 0"):
+        ImageData(size=0)
+    with pytest.raises(UserError, match=r"--data\.eval_sizes must be .*, got 5000"):
+        ImageData(size=16, eval_sizes=[16, 5000])
     check_resized(Image.new("1", (100, 200)), 4096)
     with pytest.raises(UserError, match="9 x 900 pixels has 4,096 x 409,600 when it is resized"):
         check_resized(Image.new("1", (9, 900)), 4096)

@@ -462,7 +462,7 @@ def test_masks_that_fill_the_memory_are_refused(
 def test_images_of_coco_are_below_its_folder(name: str, tmp_path: Path) -> None:
     pytest.importorskip("pycocotools")
     write_coco(tmp_path, images=[{"id": 9, "file_name": name, "height": 10, "width": 20}])
-    with pytest.raises(UserError, match="is no name of a file below .*val2017"):
+    with pytest.raises(UserError, match=r"is no name of a file below .*val2017"):
         open_scenes("coco", str(tmp_path), "val2017")
 
 
@@ -471,7 +471,7 @@ def test_images_of_voc_are_below_its_folder(name: str, tmp_path: Path) -> None:
     write_voc(tmp_path, "val", [CAT])
     (tmp_path / "photo.xml").write_text((tmp_path / "Annotations/val_0.xml").read_text())
     (tmp_path / "ImageSets/Main/val.txt").write_text(f"{name}\n")
-    with pytest.raises(UserError, match="is no name of a file below .*Annotations"):
+    with pytest.raises(UserError, match=r"is no name of a file below .*Annotations"):
         open_scenes("voc", str(tmp_path), "val")
 
 
