@@ -26,6 +26,7 @@ from softmaxfree.data.image_files import (
 )
 from softmaxfree.data.images import ImageData
 from softmaxfree.data.paths import below, read_file, shown
+from softmaxfree.data.samples import SampleStream
 from softmaxfree.data.scenes import open_scenes
 from softmaxfree.data.sources import Source, open_source
 from softmaxfree.errors import UserError
@@ -250,6 +251,16 @@ def test_large_files_are_refused_before_they_are_decoded(
 def test_streams_are_read_as_files_are(tmp_path: Path) -> None:
     with write_photo(tmp_path / "photo.jpg", 6).open("rb") as file:
         assert is_upright(load_image(file))
+
+
+def test_images_that_others_have_opened_are_turned_too(tmp_path: Path) -> None:
+    """As timm gives those of shards: in RGB, and not upright."""
+    with Image.open(write_photo(tmp_path / "photo.jpg", 6)) as file:
+        image = file.convert("RGB")
+    assert not is_upright(image)
+    stream = SampleStream([(image, 3)], lambda image: image, seed=0)  # type: ignore[arg-type]
+    (sample,) = stream
+    assert is_upright(sample.image)  # type: ignore[arg-type]
 
 
 def test_sides_to_resize_to() -> None:
