@@ -1,5 +1,6 @@
 """The command line: `softmaxfree COMMAND ...`; each command imports what it needs when it runs."""
 
+import io
 import os
 import signal
 import sys
@@ -601,7 +602,8 @@ def _train(arguments: list[str]) -> None:
 
 def _predict(arguments: list[str]) -> None:
     parser = ArgumentParser(prog="softmaxfree predict", description=predict.__doc__)
-    parser.add_argument("images", nargs="+", type=Path, help="Files of images.")
+    # Without a type: what is read as one must be in UTF-8, and names of files need not be.
+    parser.add_argument("images", nargs="+", help="Files of images.")
     parser.add_argument("--ckpt", type=Path, required=True, help="A run's last.ckpt or best.ckpt.")
     parser.add_argument("--top", type=int | None, help="Classes to show for each image; 5.")
     parser.add_argument(
@@ -619,7 +621,8 @@ def _predict(arguments: list[str]) -> None:
     with needs("train"):
         from .tasks.predict import run
     import_modules(given.modules)
-    run(given.images, given.ckpt, given.top, given.size, given.json, given.threshold, given.out)
+    images = [Path(name) for name in given.images]
+    run(images, given.ckpt, given.top, given.size, given.json, given.threshold, given.out)
 
 
 def _runs(arguments: list[str]) -> None:
@@ -690,6 +693,8 @@ PARSERS = {
 def main(arguments: list[str] | None = None) -> None:
     """Runs a command. A mistake of the user's is one line, a bug keeps its traceback."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be in UTF-8
     traceback = "--traceback" in arguments
     arguments = [word for word in arguments if word != "--traceback"]
     try:

@@ -13,7 +13,10 @@ from torch import Tensor
 
 from softmaxfree.data import label_maps
 from softmaxfree.data.digit_scenes import DigitScenes
+from softmaxfree.data.image_files import ImageFileError
 from softmaxfree.data.label_maps import IGNORE, LabelMaps, generated_palette, open_label_maps
+
+from .test_image_files import write_photo
 
 CAMVID: dict[str, Any] = {
     "image_folder": "{split}",
@@ -297,9 +300,9 @@ def test_files_that_cannot_be_read_fail_when_they_are_asked_for(kind: str, tmp_p
         (tmp_path / file).write_bytes(b"" if kind == "header" else content[: len(content) // 2])
     maps = open_folders(tmp_path, "")
     assert labels_of(maps) == noise.flatten().tolist()
-    with pytest.raises(OSError, match=r"[Tt]runcated|1\.jpg"):
+    with pytest.raises(ImageFileError, match="or broken"):
         maps.load(1)
-    with pytest.raises(OSError, match=r"its label .*2\.png cannot be read"):
+    with pytest.raises(ImageFileError, match=r"its label .*2\.png cannot be read"):
         maps.load(2)
 
 
@@ -333,3 +336,31 @@ def test_real_scenes_of_ade20k_are_read() -> None:
 def _classes(labels: Tensor, size: tuple[int, int]) -> set[int]:
     assert labels.shape == size
     return set(labels.unique().tolist())
+
+
+@pytest.mark.parametrize(
+    "options", [{"image_folder": "../x/{split}"}, {"label_folder": "/{split}"}]
+)
+def test_folders_are_below_the_root(options: dict[str, str], tmp_path: Path) -> None:
+    write_folders(tmp_path / "root")
+    with pytest.raises(ValueError, match="is no name of a file below"):
+        open_folders(tmp_path / "root", **options)
+    with pytest.raises(ValueError, match="is no name of a file below"):
+        open_folders(tmp_path / "root", "..")
+
+
+@pytest.mark.parametrize("upright", [True, False])
+@pytest.mark.parametrize("end", ["jpg", "png", "tiff"])
+def test_labels_are_of_the_size_that_people_see_or_that_the_file_has(
+    end: str, upright: bool, tmp_path: Path
+) -> None:
+    photo = write_photo(tmp_path / "images/train" / f"0.{end}", 6)
+    width, height = (32, 16) if upright else (16, 32)
+    if end == "tiff" and not upright:
+        return  # Pillow gives those upright alone
+    (tmp_path / "labels/train").mkdir(parents=True)
+    Image.new("L", (width, height), 1).save(tmp_path / "labels/train/0.png")
+    image, labels = open_folders(tmp_path).load(0)
+    assert image.size == (width, height)
+    assert labels.shape == (height, width)
+    assert photo.exists()

@@ -1,6 +1,7 @@
 """Images with objects: what is in them, what is left out, and what is said about it."""
 
 import json
+import math
 import os
 import random
 import re
@@ -15,11 +16,15 @@ import pytest
 import torch
 from PIL import Image
 
+from softmaxfree.data import coco
 from softmaxfree.data.coco import CocoScenes
 from softmaxfree.data.digit_scenes import DigitScenes
+from softmaxfree.data.image_files import ImageFileError
 from softmaxfree.data.scenes import Scenes, open_scenes
 from softmaxfree.data.sources import Digits
 from softmaxfree.errors import UserError
+
+from ..processes import exit_code
 
 
 def test_digit_scenes_are_images_with_boxes_around_masks() -> None:
@@ -175,7 +180,8 @@ def test_broken_objects_of_voc_are_named_and_left_out(tmp_path: Path) -> None:
     scenes = open_scenes("voc", str(tmp_path), "val")
     no_area = "its box has no area in the image"
     assert scenes.skipped == {
-        **{f"object {place} of val_0.xml": no_area for place in (1, 2, 3)},
+        **{f"object {place} of val_0.xml": no_area for place in (1, 2)},
+        "object 3 of val_0.xml": "its box is not four numbers",
         "object 5 of val_0.xml": "its box is not four numbers",
     }
     assert len(scenes.load(0)[1].boxes) == len(scenes.ground_truth()["annotations"]) == 1
@@ -195,7 +201,7 @@ def test_voc_takes_the_file_name_or_the_name_in_the_split(tmp_path: Path) -> Non
         "photo.jpg",
         "val_2.jpg",
     ]
-    with pytest.raises(FileNotFoundError):  # only when it is asked for
+    with pytest.raises(ImageFileError, match="there is none"):  # only when it is asked for
         scenes.load(2)
 
 
@@ -214,6 +220,13 @@ def test_an_image_of_another_size_than_annotated_is_refused(tmp_path: Path) -> N
         (lambda root: (root / "Annotations/val_0.xml").unlink(), "there is no .*val_0.xml"),
         (lambda root: (root / "Annotations/val_0.xml").write_text("<a>"), "val_0.xml cannot be"),
         (lambda root: (root / "Annotations/val_0.xml").write_text("<a/>"), "give the size"),
+        (lambda root: replace_width(root, "²"), "does not give the size"),
+        (lambda root: replace_width(root, "0"), "does not give the size"),
+        (lambda root: replace_width(root, "9" * 5000), "does not give the size"),
+        (
+            lambda root: (root / "Annotations/val_0.xml").write_text("<?xml encoding='x'?><a/>"),
+            "val_0.xml cannot be read as XML",
+        ),
         (lambda root: (root / "JPEGImages").rename(root / "images"), "takes the folders Annot"),
     ],
 )
@@ -226,6 +239,11 @@ def test_what_is_wrong_with_voc_is_said_in_one_sentence(
     with pytest.raises(ValueError, match=sentence) as caught:
         open_scenes("voc", str(tmp_path), "val")
     assert "\n" not in str(caught.value)
+
+
+def replace_width(root: Path, width: str) -> None:
+    xml = root / "Annotations" / "val_0.xml"
+    xml.write_text(re.sub("<width>.*</width>", f"<width>{width}</width>", xml.read_text()))
 
 
 def test_one_of_several_data_sets_in_a_folder_is_asked_for(tmp_path: Path) -> None:
@@ -249,6 +267,7 @@ def test_real_blood_cells_are_read(split: str, count: int) -> None:
 
 SQUARE = [[2, 2, 6, 2, 6, 6, 2, 6]]
 BLOCK = {"size": [10, 20], "counts": [0, 40, 160]}  # of whole columns, from the left
+IMAGE = {"id": 9, "file_name": "9.jpg", "height": 10, "width": 20}
 COMPRESSED = {"size": [10, 20], "counts": "0X1P5"}
 
 
@@ -364,6 +383,19 @@ def test_crowds_are_in_the_ground_truth_only(tmp_path: Path) -> None:
         ({"segmentation": {**BLOCK, "counts": [0, 40]}}, "does not count the pixels"),
         ({"segmentation": {**BLOCK, "counts": "0X1"}}, "does not count the pixels"),
         ({"segmentation": {**BLOCK, "counts": ""}}, "does not count the pixels"),
+        ({"segmentation": {**BLOCK, "counts": [0.0, 40, 160]}}, "does not count the pixels"),
+        ({"segmentation": {**BLOCK, "counts": ["0", 40, 160]}}, "does not count the pixels"),
+        ({"segmentation": {**BLOCK, "counts": [-40, 80, 160]}}, "does not count the pixels"),
+        ({"segmentation": {**BLOCK, "counts": "0X1P5\0"}}, "does not count the pixels"),
+        ({"segmentation": {**BLOCK, "counts": "o" * 9 + "0X1P5"}}, "does not count the pixels"),
+        ({"segmentation": {**BLOCK, "size": [10.0, 20]}}, r"size \[10\.0, 20\], its image"),
+        ({"segmentation": {**BLOCK, "counts": 5}}, "its mask is neither polygons nor RLE"),
+        ({"segmentation": "all"}, "its mask is neither polygons nor RLE"),
+        ({"bbox": [2, 2, math.nan, 4]}, "its box is not four numbers"),
+        ({"bbox": [2, 2, math.inf, 4]}, "its box is not four numbers"),
+        ({"bbox": [2.5, 2, 10**400, 4]}, "its box is not four numbers"),
+        ({"area": "4"}, "its area is not a number"),
+        ({"iscrowd": [1]}, "its iscrowd is neither 0 nor 1"),
     ],
 )
 def test_broken_annotations_of_coco_are_named_and_left_out(
@@ -379,11 +411,87 @@ def test_images_of_coco_that_cannot_be_read_fail_when_they_are_asked_for(tmp_pat
     scenes = open_coco(tmp_path, {})
     file = Path(scenes.describe(1))
     file.write_bytes(file.read_bytes()[:-20])
-    with pytest.raises(OSError, match=r"[Tt]runcated"):
+    with pytest.raises(ImageFileError, match="or broken"):
         scenes.load(1)
     file.unlink()
-    with pytest.raises(FileNotFoundError, match=r"9\.jpg"):
+    with pytest.raises(ImageFileError, match="there is none"):
         scenes.load(1)
+
+
+FAR = [math.nan, math.inf, -math.inf, 1e9, -1e9, 1e300, 10**400, "2", None, [2], {}]
+
+
+@pytest.mark.parametrize("place", [0, 3, 7])
+def test_polygons_that_would_end_the_process_are_left_out(tmp_path: Path, place: int) -> None:
+    """pycocotools checks no coordinate: it is asked in another process."""
+    polygons = [[*SQUARE[0][:place], value, *SQUARE[0][place + 1 :]] for value in FAR]
+    zigzag = [[x * 90_000, n] for n in range(100) for x in (-1, 1)]
+    polygons.append([number for pair in zigzag for number in pair])
+
+    def use() -> None:
+        scenes = open_coco(tmp_path, {}, *({"segmentation": [polygon]} for polygon in polygons))
+        assert list(scenes.skipped) == [
+            f"annotation {n + 1} of 9.jpg" for n in range(len(polygons))
+        ]
+        assert len(scenes.load(1)[1].boxes) == 1
+        assert len(scenes.ground_truth()["annotations"]) == 1
+
+    assert exit_code(use) == 0
+
+
+def test_polygons_beyond_the_image_are_taken(tmp_path: Path) -> None:
+    beyond = [[-90_000, -90_000, 90_000, -90_000, 90_000, 90_000, -90_000, 90_000]]
+    scenes = open_coco(tmp_path, {"segmentation": beyond})
+    masks = scenes.load(1)[1].masks
+    assert masks is not None
+    assert masks.all()
+
+
+def test_masks_that_fill_the_memory_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coco, "_MOST_BYTES", 500)
+    assert len(open_coco(tmp_path, *[{}] * 2).load(1)[1].boxes) == 2
+    with pytest.raises(UserError, match="its 3 masks take"):
+        open_coco(tmp_path, *[{}] * 3).load(1)
+
+
+@pytest.mark.parametrize(
+    "name", ["../9.jpg", "/etc/hostname", "a/../../9.jpg", "", "9\0.jpg"], ids=repr
+)
+def test_images_of_coco_are_below_its_folder(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("pycocotools")
+    write_coco(tmp_path, images=[{"id": 9, "file_name": name, "height": 10, "width": 20}])
+    with pytest.raises(UserError, match=r"is no name of a file below .*val2017"):
+        open_scenes("coco", str(tmp_path), "val2017")
+
+
+@pytest.mark.parametrize("name", ["../photo", "/etc/hostname"])
+def test_images_of_voc_are_below_its_folder(name: str, tmp_path: Path) -> None:
+    write_voc(tmp_path, "val", [CAT])
+    (tmp_path / "photo.xml").write_text((tmp_path / "Annotations/val_0.xml").read_text())
+    (tmp_path / "ImageSets/Main/val.txt").write_text(f"{name}\n")
+    with pytest.raises(UserError, match=r"is no name of a file below .*Annotations"):
+        open_scenes("voc", str(tmp_path), "val")
+
+
+def test_a_name_in_the_xml_of_voc_leaves_no_folder(tmp_path: Path) -> None:
+    write_voc(tmp_path, "val", [CAT])
+    xml = tmp_path / "Annotations" / "val_0.xml"
+    xml.write_text(xml.read_text().replace("val_0.jpg", "../../outside.jpg"))
+    scenes = open_scenes("voc", str(tmp_path), "val")
+    assert scenes.describe(0) == str(tmp_path / "JPEGImages/val_0.jpg")
+
+
+def test_names_of_voc_need_not_be_in_utf_8(tmp_path: Path) -> None:
+    write_voc(tmp_path, "val", [CAT])
+    name = os.fsdecode(b"caf\xe9")
+    for folder, end in (("JPEGImages", "jpg"), ("Annotations", "xml")):
+        (tmp_path / folder / f"val_0.{end}").rename(tmp_path / folder / f"{name}.{end}")
+    (tmp_path / "ImageSets/Main/val.txt").write_bytes(b"caf\xe9\n")
+    scenes = open_scenes("voc", str(tmp_path), "val")
+    assert scenes.load(0)[0].size == (20, 10)
+    assert scenes.describe(0).endswith("caf\\xe9.jpg")
 
 
 def test_annotations_of_an_image_that_is_not_there_are_left_out(tmp_path: Path) -> None:
@@ -397,10 +505,30 @@ def test_annotations_of_an_image_that_is_not_there_are_left_out(tmp_path: Path) 
         (lambda file: file.rename(file.with_stem("instances_mini")), "the splits there are mini"),
         (lambda file: (file.parents[1] / "val2017").rename(file.parents[1] / "val"), "no folder"),
         (lambda file: file.write_text("{"), "not in COCO's format: Expecting property name"),
-        (lambda file: file.write_text("[]"), "not in COCO's format: annotation file format"),
+        (lambda file: file.write_text("[]"), "not in COCO's format: it is no object of lists"),
         (lambda file: file.write_text("{}"), "not in COCO's format: there is no 'images'"),
         (lambda file: write_coco(file.parents[1], images=[{"id": 1}]), "there is no 'file_name'"),
         (lambda file: write_coco(file.parents[1], images=[]), "has no images"),
+        (lambda file: write_coco(file.parents[1], images={}), "its images are no list"),
+        (lambda file: write_coco(file.parents[1], images=[5]), "of its images there is no object"),
+        (
+            lambda file: write_coco(file.parents[1], images=[IMAGE | {"height": "10"}]),
+            "in record 1 of its images 'height' is '10', and a whole number from 1 to 1000000 is",
+        ),
+        (lambda file: write_coco(file.parents[1], images=[IMAGE | {"width": 0}]), "'width' is 0"),
+        (lambda file: write_coco(file.parents[1], images=[IMAGE | {"id": []}]), "'id' is "),
+        (
+            lambda file: write_coco(file.parents[1], images=[IMAGE | {"file_name": 5}]),
+            "'file_name' is 5, and text is expected",
+        ),
+        (lambda file: write_coco(file.parents[1], {"category_id": {}}), "'category_id' is {}"),
+        (
+            lambda file: write_coco(file.parents[1], images=[IMAGE, IMAGE | {"id": "9"}]),
+            "ids that are numbers and ids that are text",
+        ),
+        (lambda file: file.write_text("[" * 200_000), "it is nested too deeply"),
+        (lambda file: file.write_text('{"a":' * 200_000), "it is nested too deeply"),
+        (lambda file: file.write_bytes(b'{"a": "\xff"}'), "not in COCO's format: 'utf-8' codec"),
         (lambda file: write_coco(file.parents[1], categories=[]), "has no categories"),
         (
             lambda file: write_coco(file.parents[1], {"category_id": 91}),
@@ -434,21 +562,24 @@ def test_it_is_said_how_to_install_pycocotools(
 
 @pytest.mark.parametrize("split", ["train2017", "val2017"])
 def test_masks_of_real_coco_are_those_of_pycocotools(split: str) -> None:
+    pytest.importorskip("pycocotools")
+    from pycocotools.coco import COCO
+
     scenes = open_real("coco", "coco_tiny", split)
     assert isinstance(scenes, CocoScenes)
     assert (len(scenes), len(scenes.classes)) == (80, 80)
     assert not scenes.skipped
-    coco = scenes.dataset.coco
-    assert any(annotation["iscrowd"] for annotation in coco.anns.values())
+    truth = COCO(scenes.file)
+    assert any(annotation["iscrowd"] for annotation in truth.anns.values())
     for index in range(0, 80, 4):
         image, (boxes, labels, masks) = scenes.load(index)
-        annotations = [a for a in coco.imgToAnns[scenes.image_ids[index]] if not a["iscrowd"]]
+        annotations = [a for a in truth.imgToAnns[scenes.image_ids[index]] if not a["iscrowd"]]
         assert masks is not None
         assert masks.shape == (len(annotations), image.height, image.width)
         assert len(boxes) == len(labels) == len(annotations)
         for annotation, label, mask in zip(annotations, labels, masks.numpy()):
             assert annotation["category_id"] == scenes.category_ids[label]
-            assert np.array_equal(coco.annToMask(annotation), mask)
+            assert np.array_equal(truth.annToMask(annotation), mask)
 
 
 @pytest.mark.parametrize("kind", ["bbox", "segm"])

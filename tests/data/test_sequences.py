@@ -18,7 +18,7 @@ from lightning.pytorch import Trainer
 from PIL import Image
 from torch import Tensor
 
-from softmaxfree.data import SequenceData
+from softmaxfree.data import SequenceData, listops
 from softmaxfree.data.listops import WORDS, encode, evaluate, generate
 from softmaxfree.data.sequence_data import SequenceBatch
 from softmaxfree.data.sequences import PAD, Sequences, grey, open_sequences
@@ -332,7 +332,7 @@ def test_the_first_samples_of_a_fixed_shuffle_can_be_taken(tmp_path: Path) -> No
             lambda root: write(root / "train.jsonl", '{"text": "a", "label": 2}'),
             r"train.jsonl\[0\] cannot be read: it is not a JSON object with a text and a label",
         ),
-        ("text", lambda root: write(root / "train.jsonl", "a"), "cannot be read: Expecting value"),
+        ("text", lambda root: write(root / "train.jsonl", "a"), "it is no JSON: Expecting value"),
         (
             "text",
             lambda root: write(root / "train.jsonl", '{"text": "", "label": 1}'),
@@ -565,3 +565,32 @@ def test_expressions_of_the_loader_have_the_values_of_the_evaluator() -> None:
     assert isinstance(tokens, Tensor)
     words = (*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")
     assert evaluate(" ".join(words[token - 1] for token in tokens)) == label
+
+
+@pytest.mark.parametrize("expression", ["", "  ", "( )"])
+def test_an_empty_expression_is_no_sample(expression: str, tmp_path: Path) -> None:
+    file = write_listops(tmp_path) / "basic_train.tsv"
+    write(file, listops.HEADER, f"{EXPRESSION}\t4", f"{expression}\t4")
+    source = open_sequences("listops", str(tmp_path), "train")
+    with pytest.raises(ValueError, match="is empty: give a digit or a list"):
+        source.load(1)
+
+
+def test_a_line_that_no_sample_has_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    file = write_listops(tmp_path) / "basic_train.tsv"
+    long = "( " * 2**20
+    write(file, listops.HEADER, f"{EXPRESSION}\t4", f"{long}\t4")
+    with pytest.raises(ValueError, match=r"line 3 of .*basic_train\.tsv has more than 1 MB"):
+        open_sequences("listops", str(tmp_path), "train")
+
+
+def test_a_review_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", "[" * 200_000)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        open_sequences("text", str(tmp_path), "train")
+
+
+def test_files_of_pathfinder_are_below_its_folder(tmp_path: Path) -> None:
+    write(tmp_path / "metadata" / "1.npy", "../../imgs sample_0.png 0 1")
+    with pytest.raises(ValueError, match="is no name of a file below"):
+        open_sequences("pathfinder", str(tmp_path), "train")

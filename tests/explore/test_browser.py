@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from softmaxfree.explore.uploads import MOST_BYTES
-
 from .browser import changes, click, find_browser, opened, ready, served, upload
 from .conftest import noise
 
@@ -74,14 +72,14 @@ def test_a_visit(page: Any, url: str, tmp_path: Path) -> None:
     upload(page, tmp_path / "notes.png")
     message = page.locator("#message").get_by_role("textbox")
     message.wait_for()
-    assert message.input_value().startswith("Refused: notes.png is no image that can be read")
+    assert message.input_value().startswith("Refused: notes.png cannot be read as an image")
     Image.new("1", (20_000, 20_000)).save(tmp_path / "bomb.png")
     upload(page, tmp_path / "bomb.png")
     page.wait_for_function(
         "() => document.querySelector('#message textarea, #message input').value.startsWith("
-        "'Refused: bomb.png has far more pixels')"
+        "'Refused: bomb.png cannot be read as an image: it has far more pixels')"
     )
-    (tmp_path / "heavy.png").write_bytes(bytes(MOST_BYTES + 1))
+    (tmp_path / "heavy.png").write_bytes(bytes(10 * 2**20 + 1))
     upload(page, tmp_path / "heavy.png")
     page.get_by_text("exceed the maximum allowed size of 10").first.wait_for()
     noise(3).image.save(tmp_path / "noise.png")

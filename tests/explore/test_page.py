@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from softmaxfree.explore.answers import place_of, taken
+from softmaxfree.explore.answers import TRAINED, place_of, taken
+from softmaxfree.explore.uploads import Inbox, Photos
 from softmaxfree.explore.view import View
 
 from .conftest import noise
@@ -89,15 +90,30 @@ def test_users_share_the_cores(page: Any) -> None:
 
 
 def test_a_file_is_taken_or_refused_and_gone_in_either_case(tmp_path: Path) -> None:
-    before, path = noise(0), tmp_path / "file.png"
+    path, files, photos = tmp_path / "file.png", set[str](), Photos([noise(0)])
+    inbox = Inbox(files, set)
     noise(1).image.save(path)
-    assert taken(str(path), before) == (noise(1)._replace(name="file.png"), "")
+    files.add(str(path))
+    key, refusal = taken(str(path), "before", inbox, photos)
+    assert (photos.get(key), refusal) == (noise(1)._replace(name="file.png"), "")
     assert not path.exists()
     path.write_text("no image")
-    after, refusal = taken(str(path), before)
-    assert after is before
-    assert refusal.startswith("Refused: file.png is no image")
+    files.add(str(path))
+    key, refusal = taken(str(path), "before", inbox, photos)
+    assert key == "before"
+    assert refusal.startswith("Refused: file.png cannot be read as an image: it is none of PNG")
     assert not path.exists()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_visitor_whose_session_has_ended_is_told(page: Any, view: View) -> None:
+    import gradio as gr
+
+    blocks = page.build(view)
+    for name in ("maps", "predictions", "curves"):
+        (function,) = [f.fn for f in blocks.fns.values() if f.name == name]
+        with pytest.raises(gr.Error, match="Your session has ended"):
+            function(None, (0.5, 0.5), 1, 1, 1, TRAINED, 0, TRAINED, "softpp", "softmax")
 
 
 def test_places() -> None:

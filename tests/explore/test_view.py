@@ -19,8 +19,9 @@ from softmaxfree.explore.attended import (
     convergence_of,
     supposed,
 )
-from softmaxfree.explore.looks import Kept, Look, look
+from softmaxfree.explore.looks import Kept, Look, Photo, look
 from softmaxfree.explore.timing import untrained
+from softmaxfree.explore.uploads import Photos
 from softmaxfree.explore.view import Choice, View, side_of
 from softmaxfree.figures.subject import Subject
 from softmaxfree.layers.table import build_attention
@@ -30,9 +31,16 @@ from .conftest import ATTENTIONS, noise
 PLACES = [(0.0, 0.0), (0.3, 0.8), (1.0, 1.0)]
 
 
+def answers_of(view: View, *sent: Photo) -> Answers:
+    photos = Photos(view.photos.values())
+    for photo in sent:
+        photos.keep(photo)
+    return Answers(view, photos)
+
+
 def asked(view: View, **changes: Any) -> list[Any]:
     values: dict[str, Any] = {
-        "photo": view.photos["noise"],
+        "photo": view.photos["noise"].digest,
         "place": (0.5, 0.5),
         "layer": 1,
         "head": 1,
@@ -81,7 +89,7 @@ def passes(subject: Subject) -> tuple[list[int], Any]:
 def test_only_what_has_changed_is_computed_again(view: View) -> None:
     sizes, hook = passes(view.models["softpp"])
     try:
-        answers = Answers(view)
+        answers = answers_of(view, noise(1))
         for place in PLACES:
             answers.maps(*asked(view, place=place))
             answers.curves(*asked(view, place=place))
@@ -90,7 +98,7 @@ def test_only_what_has_changed_is_computed_again(view: View) -> None:
         assert sizes == [32]
         answers.maps(*asked(view, times=2))
         assert sizes == [32, 64]
-        answers.maps(*asked(view, photo=noise(1)))
+        answers.maps(*asked(view, photo=noise(1).digest))
         assert sizes == [32, 64, 32]
     finally:
         hook.remove()
@@ -204,7 +212,7 @@ def test_sides(models: dict[str, Subject]) -> None:
 def test_a_size_that_a_model_does_not_take_is_a_sentence() -> None:
     vit = untrained("vit_tiny_patch16_224", 224, "softpp")
     view = View({"softpp": vit, "softmax": vit}, {"noise": noise(0)})
-    answers = Answers(view)
+    answers = answers_of(view)
     *_, caption = answers.maps(*asked(view, times=2))
     assert "takes no images of 448 x 448 pixels" in caption
     assert answers.predictions(*asked(view, times=2)) == [None, "", None, ""]
@@ -232,11 +240,13 @@ def at_once(*calls: Callable[[], Any]) -> list[Any]:
 def test_two_users_at_once_see_what_each_sees_alone(view: View) -> None:
     users = [
         asked(view, times=1, layer=2),
-        asked(view, photo=noise(1), times=2, place=(0.1, 0.9), inverse="exact", right="soft"),
+        asked(
+            view, photo=noise(1).digest, times=2, place=(0.1, 0.9), inverse="exact", right="soft"
+        ),
     ]
 
     def everything(view: View, values: list[Any]) -> list[Any]:
-        answers = Answers(view)
+        answers = answers_of(view, noise(1))
         return answers.maps(*values) + answers.curves(*values) + answers.predictions(*values)
 
     alone = [everything(View(view.models, view.photos), values) for values in users]

@@ -148,7 +148,7 @@ def test_files_of_one_name_have_figures_of_their_own(
         (["--layer", "stages.9"], "there is no layer 'stages.9'; choose one of stages.0.blocks"),
         (["--images", "[]"], "--images is empty; name files, or leave it out for digits"),
         (["--images", "[none.png]"], "none.png cannot be read as an image: there is none"),
-        (["--size", "0"], "--size must be at least 1 pixel, got 0"),
+        (["--size", "0"], "--size must be from 1 to 4096 pixels, got 0"),
         (["--ckpts", "[]"], "--ckpts is empty; name files"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

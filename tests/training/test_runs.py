@@ -1,8 +1,11 @@
 """Runs from the command line, in this process: what they write, print and refuse."""
 
+import io
 import json
+import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from jsonargparse import Namespace
 from PIL import Image
 
 from softmaxfree.bench.runs import run as put_side_by_side
+from softmaxfree.cli import main
 from softmaxfree.errors import DivergedError, UserError
 from softmaxfree.tasks.predict import Classifier, read_run_checkpoint
 from softmaxfree.tasks.predict import run as predict
@@ -337,6 +341,30 @@ def test_the_class_of_an_image_is_refused_for_what_is_no_image(fit: Fit, tmp_pat
     torch.save({"state_dict": {}}, tmp_path / "other.ckpt")
     with pytest.raises(ValueError, match="no checkpoint that can predict"):
         predict([folder / "example.png"], tmp_path / "other.ckpt", 5, None, None)
+
+
+def test_a_photograph_of_any_name_is_predicted_upright(
+    fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = fit()
+    photo = Image.open(folder / "example.png").rotate(90)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    name = os.fsdecode(b"caf\xe9.png")
+    photo.save(tmp_path / name, exif=exif)
+    words = ["--ckpt", str(folder / "last.ckpt"), "--json", str(tmp_path / "found.json")]
+    output = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, encoding="utf-8"))
+    main(["predict", str(folder / "example.png"), str(tmp_path / name), *words])
+    assert b"caf\\udce9.png" in output.getvalue()
+    expected, found = json.loads((tmp_path / "found.json").read_text()).values()
+    assert found == expected
+
+
+@pytest.mark.parametrize("size", [-3, 0, 100_000])
+def test_sides_that_images_cannot_have_are_refused(size: int, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"--size must be from 1 to 4096 pixels, got {size}"):
+        predict([], tmp_path / "none.ckpt", size=size)
 
 
 def test_a_log_torn_by_a_kill_is_read_and_gone_on_with(tmp_path: Path) -> None:

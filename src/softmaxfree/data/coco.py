@@ -1,25 +1,47 @@
 """Images with boxes and masks in the format of COCO: one file of JSON for each split."""
 
-import io
+import json
 import warnings
-from contextlib import redirect_stdout
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torchvision.datasets import CocoDetection
 
 from ..errors import UserError
-from .scenes import FileScenes, Record, listed, mask_tools
+from .image_files import OWN
+from .paths import below, read_file, shown
+from .scenes import FileScenes, Record, is_number, listed, mask_tools
 
+_FARTHEST = 100_000
+"""Pixels that a corner of a polygon may be away from the image's: pycocotools ends the process
+where the points between two corners are more than memory has."""
+
+_LONGEST = 2_000_000
+"""Pixels around all polygons of a mask."""
+
+_MOST_BYTES = 2 * 10**9
+"""Of all masks of an image, one a pixel."""
+
+_SIDE = 1_000_000
+"""Pixels of an image's."""
+
+_Check = tuple[str, Callable[[Any], bool]]
+_NUMBER: _Check = "a whole number", lambda value: type(value) is int and abs(value) < 2**63
+_NAMED: _Check = "a number or text", lambda value: type(value) is str or _NUMBER[1](value)
+_TEXT: _Check = "text", lambda value: type(value) is str
+_PIXELS: _Check = (
+    f"a whole number from 1 to {_SIDE}",
+    lambda value: is_number(value) and int(value) == value and 1 <= value <= _SIDE,
+)
 _KEYS = {
-    "images": ("file_name", "height", "width"),
-    "annotations": ("category_id",),
-    "categories": ("name",),
+    "images": {"id": _NAMED, "file_name": _TEXT, "height": _PIXELS, "width": _PIXELS},
+    "annotations": {"id": _NAMED, "image_id": _NAMED, "category_id": _NUMBER},
+    "categories": {"id": _NUMBER, "name": _NAMED},
 }
-"""What records take, besides what pycocotools asks for itself."""
+"""What each record of a part must have."""
 
 
 class CocoScenes(FileScenes):
@@ -29,20 +51,23 @@ class CocoScenes(FileScenes):
         self, root: str, split: str, classes: list[str] | None = None, masks: bool = True
     ) -> None:
         self.file = _find_file(Path(root), split)
-        self.dataset = _read(self.file, Path(root) / split)
-        coco = self.dataset.coco
-        annotations = coco.dataset["annotations"]
+        self.folder = Path(root) / split
+        content = _read(self.file)
+        annotations = content["annotations"]
         has_masks = masks and any(annotation.get("segmentation") for annotation in annotations)
-        images = [coco.imgs[number] for number in self.dataset.ids]
-        names = {number: str(coco.cats[number]["name"]) for number in sorted(coco.cats)}
+        images = [record for _, record in sorted(_by_id(self.file, content["images"]).items())]
+        for image in images:
+            below(self.folder, image["file_name"])
+        categories = _by_id(self.file, content["categories"])
+        names = {number: str(record["name"]) for number, record in sorted(categories.items())}
         ids = list(names) if classes is None else self._ids_of(classes, names)
         super().__init__(images, [names[number] for number in ids], ids, has_masks)
         places = {number: index for index, number in enumerate(self.image_ids)}
         for annotation in annotations:
             self._take(annotation, places.get(annotation["image_id"]))
 
-    def describe(self, index: int) -> str:
-        return str(Path(self.dataset.root) / self.images[index]["file_name"])
+    def path(self, index: int) -> Path:
+        return self.folder / self.images[index]["file_name"]
 
     def find_fault(self, annotation: Record, image: Record) -> str:
         fault = super().find_fault(annotation, image)
@@ -54,6 +79,8 @@ class CocoScenes(FileScenes):
         height, width = image["height"], image["width"]
         if not annotations:
             return torch.zeros(0, height, width, dtype=torch.uint8)
+        if (size := len(annotations) * height * width) > _MOST_BYTES:
+            raise UserError(f"its {len(annotations)} masks take {size / 1e9:.0f} GB in memory")
         encoded = [_encode(annotation["segmentation"], height, width) for annotation in annotations]
         with warnings.catch_warnings():  # pycocotools makes numpy 2 warn
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -72,7 +99,7 @@ class CocoScenes(FileScenes):
         image = (
             f"image {annotation['image_id']}" if index is None else self.images[index]["file_name"]
         )
-        described = f"annotation {annotation['id']} of {image}"
+        described = f"annotation {annotation['id']} of {shown(image)}"
         if annotation["category_id"] not in self.labels:
             raise UserError(
                 f"{described} is of the category {annotation['category_id']}, but the categories "
@@ -85,48 +112,105 @@ class CocoScenes(FileScenes):
 
 
 def _find_file(root: Path, split: str) -> Path:
-    file = root / "annotations" / f"instances_{split}.json"
+    file, folder = below(root, f"annotations/instances_{split}.json"), below(root, split)
     if not file.is_file():
         found = sorted(p.stem.removeprefix("instances_") for p in file.parent.glob("instances_*"))
         raise UserError(f"there is no {file}: the splits there are {listed(found) or 'none'}")
-    if not (root / split).is_dir():
-        raise UserError(f"there is no folder {root / split} with the images of {file.name}")
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder} with the images of {file.name}")
     return file
 
 
-def _read(file: Path, folder: Path) -> CocoDetection:
+def _read(file: Path) -> dict[str, list[Record]]:
+    """The file's images, annotations and categories, with all that records must have."""
     mask_tools()  # says how to install it where it is not
+    text = read_file(file)
     try:
-        with redirect_stdout(io.StringIO()):
-            dataset = CocoDetection(folder, str(file))
-        for part, keys in _KEYS.items():
-            for record in dataset.coco.dataset[part]:
-                if missing := [key for key in keys if key not in record]:
-                    raise KeyError(missing[0])
-    except KeyError as error:
-        raise UserError(f"{file} is not in COCO's format: there is no {error} in it") from error
-    except (ValueError, TypeError, AssertionError) as error:
+        content = json.loads(text)
+    except RecursionError:
+        raise UserError(f"{file} is not in COCO's format: it is nested too deeply") from None
+    except ValueError as error:  # no JSON, or not in UTF-8
         raise UserError(f"{file} is not in COCO's format: {error}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{file} is not in COCO's format: it is no object of lists")
+    for part, checks in _KEYS.items():
+        if part not in content:
+            raise UserError(f"{file} is not in COCO's format: there is no {part!r} in it")
+        if not isinstance(content[part], list):
+            raise UserError(f"{file} is not in COCO's format: its {part} are no list")
+        for place, record in enumerate(content[part], 1):
+            if fault := _find_record_fault(record, checks):
+                raise UserError(
+                    f"{file} is not in COCO's format: in record {place} of its {part} {fault}"
+                )
     for part in ("images", "categories"):
-        if not dataset.coco.dataset[part]:
+        if not content[part]:
             raise UserError(f"{file} has no {part}")
-    return dataset
+    for image in content["images"]:
+        image.update({side: int(image[side]) for side in ("height", "width")})
+    return content
+
+
+def _find_record_fault(record: Any, checks: dict[str, _Check]) -> str:
+    if not isinstance(record, dict):
+        return "there is no object"
+    for key, (expected, fits) in checks.items():
+        if key not in record:
+            return f"there is no {key!r}"
+        if not fits(record[key]):
+            return f"{key!r} is {repr(record[key])[:60]}, and {expected} is expected"
+    return ""
+
+
+def _by_id(file: Path, records: list[Record]) -> dict[Any, Record]:
+    if len({type(record["id"]) for record in records}) > 1:
+        raise UserError(f"{file} has ids that are numbers and ids that are text: take one of them")
+    return {record["id"]: record for record in records}
 
 
 def _find_mask_fault(mask: Any, height: int, width: int) -> str:
     if not mask:
         return "it has no mask"
-    counts = mask.get("counts") if isinstance(mask, dict) else None
-    if isinstance(counts, list | str):
-        if mask.get("size") != [height, width]:
-            return f"its mask has the size {mask.get('size')}, its image {[height, width]}"
-        runs = counts if isinstance(counts, list) else _runs(counts)
-        bad = min(runs, default=-1) < 0 or sum(runs) != height * width
-        return "its mask does not count the pixels of the image" if bad else ""
+    if height * width > OWN.pixels:
+        return "its image has too many pixels to be read"
+    if isinstance(mask, dict):
+        return _find_rle_fault(mask, height, width)
     if not isinstance(mask, list) or not all(isinstance(polygon, list) for polygon in mask):
         return "its mask is neither polygons nor RLE"
-    bad = any(len(polygon) < 6 or len(polygon) % 2 for polygon in mask)
-    return "a polygon of its mask is not three or more pairs of coordinates" if bad else ""
+    if any(len(polygon) < 6 or len(polygon) % 2 for polygon in mask):
+        return "a polygon of its mask is not three or more pairs of coordinates"
+    lengths = [_perimeter(polygon) for polygon in mask]
+    if None in lengths:
+        return f"a polygon of its mask has a coordinate that is no number within {_FARTHEST}"
+    return "its polygons are too long" if sum(filter(None, lengths)) > _LONGEST else ""
+
+
+def _find_rle_fault(mask: Record, height: int, width: int) -> str:
+    counts, size = mask.get("counts"), mask.get("size")
+    if not isinstance(counts, list | str):
+        return "its mask is neither polygons nor RLE"
+    if size != [height, width] or [type(side) for side in size] != [int, int]:
+        return f"its mask has the size {repr(size)[:60]}, its image {[height, width]}"
+    runs = counts if isinstance(counts, list) else _runs(counts)
+    bad = {type(run) for run in runs} != {int} or min(runs) < 0 or sum(runs) != height * width
+    return "its mask does not count the pixels of the image" if bad else ""
+
+
+def _perimeter(polygon: list[Any]) -> float | None:
+    """Pixels around a polygon, or a little more; None where a coordinate is not to be taken.
+
+    Files have millions of polygons, so that a loop over coordinates would take long.
+    """
+    try:
+        low, high, total = min(polygon), max(polygon), sum(polygon)
+    except (TypeError, OverflowError):  # text, lists; whole numbers beyond all others
+        return None
+    if not (low >= -_FARTHEST and high <= _FARTHEST and total == total):  # NaN is not itself
+        return None
+    if len(polygon) * (high - low) <= _LONGEST:
+        return 0.0
+    corners = np.array(polygon, dtype=np.float64).reshape(-1, 2)
+    return float(np.abs(corners - np.roll(corners, 1, axis=0)).max(1).sum())
 
 
 def _runs(counts: str) -> list[int]:
@@ -139,8 +223,10 @@ def _runs(counts: str) -> list[int]:
     """
     runs: list[int] = []
     value = shift = 0
-    for piece in counts.encode():
-        piece -= 48
+    for letter in counts:
+        piece = ord(letter) - 48
+        if not 0 <= piece < 64 or shift > 30:  # of more than 35 bits, or not of RLE
+            return []
         value |= (piece & 31) << shift
         shift += 5
         if not piece & 32:

@@ -6,6 +6,7 @@ import torch
 from timm.data import IterableImageDataset
 
 from ..errors import UserError
+from .image_files import check_size
 from .loader import ResumableLoader
 from .module import Data
 from .samples import NOTHING, Batch, ImageAlone, Samples, SampleStream, collate
@@ -77,6 +78,9 @@ class ImageData(Data):
         seed: int = 0,
     ) -> None:
         super().__init__(batch_size, eval_batch_size, num_workers, seed)
+        check_size(size, "--data.size")
+        for side in eval_sizes or []:
+            check_size(side, "--data.eval_sizes")
         self.dataset, self.root, self.download = name, root, download
         self.train_split, self.val_split = train_split, val_split
         self.test_split = test_split or val_split

@@ -19,6 +19,8 @@ from torchvision.datasets import Cityscapes
 from ..errors import UserError
 from . import ade20k_classes
 from .digit_scenes import DigitScenes
+from .image_files import ImageFileError, header_size, load_image, load_numbers, sizes
+from .paths import below, shown
 from .scenes import listed
 from .sources import Source, find_root
 
@@ -87,33 +89,37 @@ class FileMaps(LabelMaps):
         self.table = np.full(256, IGNORE, dtype=np.uint8)
         self.table[list(values)] = list(values.values())
         for image, label in pairs:
-            with suppress(OSError):
+            with suppress(ImageFileError):
                 _check_sizes(image, label)
         count = len(pairs)
         checked = range(count) if count <= _ALL else [n * count // _SOME for n in range(_SOME)]
         for index in checked:
-            with suppress(OSError):
+            with suppress(ImageFileError):
                 self._read_label(index)
 
     def __len__(self) -> int:
         return len(self.pairs)
 
     def load(self, index: int) -> tuple[Image.Image, Tensor]:
-        with Image.open(self.describe(index)) as file:
-            image = file.convert("RGB")
-        return image, torch.from_numpy(self.table[np.asarray(self._read_label(index))])
+        label = self._read_label(index)
+        image = load_image(self.pairs[index][0], annotated=label.size)
+        if image.size != label.size:
+            raise UserError(
+                f"it has {image.width} x {image.height} pixels, but its label has "
+                f"{label.width} x {label.height}"
+            )
+        return image, torch.from_numpy(self.table[np.asarray(label)])
 
     def describe(self, index: int) -> str:
-        return str(self.pairs[index][0])
+        return shown(self.pairs[index][0])
 
     def _read_label(self, index: int) -> Image.Image:
         """A label whose values are all known."""
         path = self.pairs[index][1]
         try:
-            with Image.open(path) as file:
-                file.load()
-        except (OSError, SyntaxError) as error:
-            raise OSError(f"its label {path} cannot be read: {error}") from error
+            file = load_numbers(path)
+        except ImageFileError as error:
+            raise ImageFileError(f"its label {shown(path)} cannot be read: {error}") from error
         if file.mode not in ("L", "P"):
             raise UserError(
                 f"the label {path} is of Pillow's mode {file.mode}: "
@@ -242,7 +248,7 @@ def _find_folders(root: Path, split: str, *templates: str) -> list[Path]:
         )
     synonyms = next((group for group in _SYNONYMS if split in group), ())
     for name in (split, *synonyms):
-        folders = [root / template.replace("{split}", name) for template in templates]
+        folders = [below(root, template.replace("{split}", name)) for template in templates]
         if all(folder.is_dir() for folder in folders):
             return folders
     missing = [template.replace("{split}", split) for template in templates]
@@ -306,13 +312,13 @@ def _files(folder: Path, ends: Sequence[str], pattern: str) -> dict[str, Path]:
 
 
 def _check_sizes(image: Path, label: Path) -> None:
-    """Reads the headers only."""
-    with Image.open(image) as file, Image.open(label) as other:
-        if file.size != other.size:
-            raise UserError(
-                f"the image {image} has {file.width} x {file.height} pixels, but its label "
-                f"{label} has {other.width} x {other.height}: each pixel takes a class"
-            )
+    """Reads the headers only, but of those PNGs whose label has another size."""
+    mine, other = header_size(image), header_size(label)
+    if mine != other and other not in sizes(image):
+        raise UserError(
+            f"the image {shown(image)} has {mine[0]} x {mine[1]} pixels, but its label "
+            f"{shown(label)} has {other[0]} x {other[1]}: each pixel takes a class"
+        )
 
 
 def _ranges(values: Iterable[int]) -> str:

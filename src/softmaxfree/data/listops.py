@@ -39,7 +39,10 @@ _TOKENS = {word: number for number, word in enumerate(WORDS, start=1)}
 
 def encode(expression: str) -> list[int]:
     """Tokens 1 to 15 of an expression, in the order of WORDS; 0 is left for padding."""
-    return [_TOKENS[word] for word in _split(expression)]
+    words = _split(expression)
+    if not words:
+        raise UserError(f"{_shown(expression)} is empty: give a digit or a list as [MIN 2 9 ]")
+    return [_TOKENS[word] for word in words]
 
 
 def evaluate(expression: str) -> int:

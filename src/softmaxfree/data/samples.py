@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from .counters import generators_kept, seed_sample
+from .image_files import upright_rgb
 from .sources import Source
 
 NOTHING = -1
@@ -138,5 +139,5 @@ class SampleStream(IterableDataset[Sample]):
         for number, (image, target) in enumerate(self.dataset):
             with generators_kept():
                 seed_sample(self.seed, self.epoch, rank, worker, number)
-                sample = Sample(self.transform(image.convert("RGB")), int(target), number)
+                sample = Sample(self.transform(upright_rgb(image)), int(target), number)
             yield sample

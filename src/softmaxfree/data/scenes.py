@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from ..errors import UserError
 from ..modules import needs
+from .image_files import load_image
+from .paths import shown
 from .sources import Source, find_root
 
 Record = dict[str, Any]
@@ -79,6 +82,13 @@ class FileScenes(Scenes):
         self.has_masks, self.skipped = masks, {}
         self.labels = {number: label for label, number in enumerate(category_ids)}
 
+    @abstractmethod
+    def path(self, index: int) -> Path:
+        """The file of an image."""
+
+    def describe(self, index: int) -> str:
+        return shown(self.path(index))
+
     def add(self, index: int, annotation: Record, described: str) -> None:
         """Takes an annotation of an image, or notes what is wrong with it."""
         if fault := self.find_fault(annotation, self.images[index]):
@@ -91,8 +101,12 @@ class FileScenes(Scenes):
     def find_fault(self, annotation: Record, image: Record) -> str:
         """Why an annotation cannot be used; nothing where it can."""
         box = annotation.get("bbox")
-        if not isinstance(box, list) or [type(n) in (int, float) for n in box] != [True] * 4:
+        if not isinstance(box, list) or [is_number(n) for n in box] != [True] * 4:
             return "its box is not four numbers"
+        if not is_number(annotation.get("area", 0)):
+            return "its area is not a number"
+        if annotation.get("iscrowd", 0) not in (0, 1):
+            return "its iscrowd is neither 0 nor 1"
         x1, y1, x2, y2 = clipped_box(box, image)
         return "" if x2 > x1 and y2 > y1 else "its box has no area in the image"
 
@@ -102,8 +116,7 @@ class FileScenes(Scenes):
 
     def load(self, index: int) -> tuple[Image.Image, Objects]:
         record = self.images[index]
-        with Image.open(self.describe(index)) as file:
-            image = file.convert("RGB")
+        image = load_image(self.path(index), annotated=(record["width"], record["height"]))
         if image.size != (record["width"], record["height"]):
             raise UserError(
                 f"the image is {image.width} x {image.height} pixels, "
@@ -123,6 +136,11 @@ class FileScenes(Scenes):
         keys += ["segmentation"] if self.has_masks else []
         image = {key: self.images[index][key] for key in ("id", "file_name", "height", "width")}
         return image, [{key: a[key] for key in keys} for a in self.annotations[index]]
+
+
+def is_number(value: object) -> bool:
+    """Whether what a file says is a finite number that floating-point numbers hold."""
+    return type(value) in (int, float) and abs(value) < 1e15  # type: ignore[arg-type]
 
 
 def clipped_box(box: list[float], image: Record) -> tuple[float, float, float, float]:

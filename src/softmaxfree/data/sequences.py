@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,8 +19,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from ..errors import UserError
+from ..errors import UserError, user_file
 from . import listops
+from .image_files import ImageFileError, load_numbers
+from .paths import below, open_file, read_file, shown
 from .scenes import listed
 from .sources import Source, find_root, open_source
 
@@ -41,6 +43,10 @@ _PARTS = {
 }
 _LUMA = np.array([0.2989, 0.587, 0.114], dtype=np.float32)
 _SIDE = 32
+_LONGEST_EXPRESSION = 2**20
+"""Bytes of a line of ListOps: the benchmark's have 20,000."""
+_LONGEST_TEXT = 2**24
+"""Bytes of a line or file of text."""
 
 
 class Rows(ABC):
@@ -122,21 +128,34 @@ class Lines(Rows):
     Args:
         parse: Makes a sample of a line.
         header: What the first line must be, if it is not a sample.
+        longest: Bytes that a line may have.
     """
 
-    def __init__(self, path: Path, parse: Callable[[bytes], Row], header: str = "") -> None:
+    def __init__(
+        self,
+        path: Path,
+        parse: Callable[[bytes], Row],
+        header: str = "",
+        longest: int = _LONGEST_TEXT,
+    ) -> None:
         self.path, self.parse = path, parse
-        starts, position = [], 0
-        with path.open("rb") as file:
-            if header:
-                first = file.readline()
-                position = len(first)
-                if first.decode(errors="replace").rstrip("\r\n") != header:
-                    raise UserError(f"{path} does not start with the line {header!r}")
-            for line in file:
-                if line.strip():
+        starts, position, number = [], 0, 0
+        with user_file(shown(path)), open_file(path) as file:
+            while line := file.readline(longest + 1):
+                number += 1
+                if len(line) > longest:
+                    raise UserError(
+                        f"line {number} of {shown(path)} has more than {longest >> 20} MB, "
+                        "which no sample has: check the file"
+                    )
+                if number == 1 and header:
+                    if line.decode(errors="replace").rstrip("\r\n") != header:
+                        raise UserError(f"{shown(path)} does not start with the line {header!r}")
+                elif line.strip():
                     starts.append(position)
                 position += len(line)
+        if header and not number:
+            raise UserError(f"{shown(path)} does not start with the line {header!r}")
         self.starts = np.array(starts, dtype=np.int64)
 
     def __len__(self) -> int:
@@ -172,7 +191,7 @@ class Files(Rows):
         return (self.parse(self.folder / name),), label
 
     def describe(self, number: int) -> str:
-        return str(self.folder / self.names[number][0])
+        return shown(self.folder / self.names[number][0])
 
 
 class GreyImages(Rows):
@@ -250,7 +269,8 @@ def open_sequences(
     if not len(source):
         raise UserError(f"{name} has no samples in its split {split!r}: check {root}")
     try:
-        with suppress(OSError):  # a file that cannot be read is reported when its turn comes
+        # A file that cannot be read is reported when its turn comes.
+        with suppress(OSError, ImageFileError):
             source.load(0)
     except ValueError as error:
         raise UserError(f"{source.describe(0)} cannot be read: {error}") from error
@@ -269,7 +289,7 @@ def _open_listops(root: str | None, part: str) -> tuple[Rows, Sequence[int]]:
         rows: Rows = Generated(part)
     else:
         file = _find(root, "lra_release/listops-1000", f"basic_{part}.tsv")
-        rows = Lines(file, _expression, listops.HEADER)
+        rows = Lines(file, _expression, listops.HEADER, _LONGEST_EXPRESSION)
     return rows, range(len(rows))
 
 
@@ -334,6 +354,7 @@ def _open_pathfinder(root: str | None, part: str) -> tuple[Rows, Sequence[int]]:
                     f"{path} has the line {line!r}, which does not start with a folder, a file, "
                     "a number and a class of 0 or 1"
                 )
+            below(metadata.parent, f"{folder}/{name}")
             names.append((f"{folder}/{name}", int(label)))
     rows = Files(metadata.parent, names, _contours)
     return rows, _share(len(rows), part, 0.8, 0.9)
@@ -393,26 +414,40 @@ def _expression(line: bytes) -> Row:
 
 
 def _review(line: bytes) -> Row:
-    match json.loads(line):
+    match _json(line):
         case {"text": str(text), "label": 0 | 1 as label}:
-            return (_bytes(text.encode()),), int(label)
+            return (_bytes(_encoded(text)),), int(label)
     raise UserError("it is not a JSON object with a text and a label of 0 or 1")
 
 
 def _text(path: Path) -> Numbers:
-    return _bytes(path.read_bytes())
+    return _bytes(read_file(path, _LONGEST_TEXT))
 
 
 def _read_papers(path: Path) -> dict[bytes, bytes]:
     papers = {}
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            match json.loads(line):
+            match _json(line):
                 case {"id": str(name), "text": str(text)}:
-                    papers[name.encode()] = text.encode()
+                    papers[_encoded(name)] = _encoded(text)
                 case _:
                     raise UserError(f"line {number} of {path} has no id and text of a paper")
     return papers
+
+
+def _json(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except RecursionError:
+        raise UserError("it is JSON that is nested too deeply") from None
+    except ValueError as error:
+        raise UserError(f"it is no JSON: {error}") from error
+
+
+def _encoded(text: str) -> bytes:
+    """In UTF-8; halves of characters, which JSON may have, are replaced."""
+    return text.encode(errors="replace")
 
 
 def _cited(papers: dict[bytes, bytes], line: bytes) -> Row:
@@ -444,8 +479,7 @@ def _label(text: bytes) -> int:
 
 
 def _contours(path: Path) -> Numbers:
-    with Image.open(path) as image:
-        return np.asarray(_small(image).convert("L"), dtype=np.int64).flatten()
+    return np.asarray(_small(load_numbers(path)).convert("L"), dtype=np.int64).flatten()
 
 
 def _small(image: Image.Image) -> Image.Image:

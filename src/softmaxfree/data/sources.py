@@ -8,9 +8,12 @@ from typing import Any
 import torch
 from PIL import Image
 from timm.data import ImageDataset, IterableImageDataset, create_dataset
+from timm.data.readers.reader_image_folder import ReaderImageFolder
 
 from ..errors import UserError
 from ..modules import needs
+from .image_files import load_image, upright_rgb
+from .paths import shown
 
 HELD_OUT = 5
 """Every so many of the digits are held out."""
@@ -94,13 +97,19 @@ class TimmImages(Source):
         return len(self.reader)
 
     def load(self, index: int) -> tuple[Image.Image, int]:
-        file, target, *_ = self.reader[index]  # timm's own loading replaces broken files silently
-        with file, Image.open(file) as image:
-            return image.convert("RGB"), -1 if target is None else int(target)
+        # timm's own loading replaces broken files silently, and waits for pipes.
+        if isinstance(self.reader, ReaderImageFolder):
+            path, target = self.reader.samples[index]
+            image = load_image(Path(path))
+        else:
+            file, target, *_ = self.reader[index]
+            with file:
+                image = load_image(file)
+        return image, -1 if target is None else int(target)
 
     def describe(self, index: int) -> str:
         try:
-            return str(self.dataset.filename(index, absolute=True))
+            return shown(self.dataset.filename(index, absolute=True))
         except (AttributeError, KeyError, NotImplementedError):
             return f"image {index}"
 
@@ -118,7 +127,7 @@ class TorchvisionImages(Source):
 
     def load(self, index: int) -> tuple[Image.Image, int]:
         image, target = self.dataset[index]
-        return image.convert("RGB"), int(target)
+        return upright_rgb(image), int(target)
 
     def describe(self, index: int) -> str:
         samples = getattr(self.dataset, "samples", None)

@@ -1,13 +1,18 @@
 """Images with boxes in the format of PASCAL VOC: a file of XML for each image."""
 
+import os
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
 from ..errors import UserError
-from .scenes import FileScenes, Record, clipped_box, listed
+from .paths import below, read_file, shown
+from .scenes import FileScenes, Record, clipped_box, is_number, listed
 
 _SPLITS = Path("ImageSets") / "Main"
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
+_MOST_BYTES = 100 * 2**20
+"""Of an image's XML."""
 
 
 class VocScenes(FileScenes):
@@ -16,7 +21,7 @@ class VocScenes(FileScenes):
     def __init__(self, root: str, split: str, classes: list[str] | None = None) -> None:
         self.folder = _find_folder(Path(root))
         names = _read_split(self.folder, split)
-        trees = {name: _parse(self.folder / "Annotations" / f"{name}.xml") for name in names}
+        trees = {name: _parse(below(self.folder / "Annotations", f"{name}.xml")) for name in names}
         if classes is None:
             classes = sorted(self._names_in_all_files(trees))
         files = {path.name for path in (self.folder / "JPEGImages").iterdir()}
@@ -27,11 +32,11 @@ class VocScenes(FileScenes):
         super().__init__(images, classes, list(range(1, len(classes) + 1)), masks=False)
         for index, (name, tree) in enumerate(trees.items()):
             for place, element in enumerate(tree.findall("object"), start=1):
-                described = f"object {place} of {name}.xml"
+                described = f"object {place} of {shown(name)}.xml"
                 self.add(index, self._annotation(index, element, described), described)
 
-    def describe(self, index: int) -> str:
-        return str(self.folder / "JPEGImages" / self.images[index]["file_name"])
+    def path(self, index: int) -> Path:
+        return self.folder / "JPEGImages" / self.images[index]["file_name"]
 
     def _names_in_all_files(self, trees: dict[str, ElementTree.Element]) -> set[str]:
         """Names of the classes, in other splits too, so that all splits have the same."""
@@ -62,6 +67,8 @@ class VocScenes(FileScenes):
             x1, y1, x2, y2 = (float(_text(element, f"bndbox/{side}")) for side in _SIDES)
         except ValueError:
             return record  # without a box
+        if not all(map(is_number, (x1, y1, x2, y2))):
+            return record
         # Pixels are counted from 1, and the last one is in the box.
         x1, y1, x2, y2 = clipped_box([x1 - 1, y1 - 1, x2 - x1 + 1, y2 - y1 + 1], self.images[index])
         return {**record, "bbox": [x1, y1, x2 - x1, y2 - y1]}
@@ -82,29 +89,31 @@ def _find_folder(root: Path) -> Path:
 
 
 def _read_split(folder: Path, split: str) -> list[str]:
-    path = folder / _SPLITS / f"{split}.txt"
+    path = below(folder / _SPLITS, f"{split}.txt")
     if not path.is_file():
         found = sorted(other.stem for other in path.parent.glob("*.txt"))
         raise UserError(f"{folder} has no split {split!r}: it has {listed(found) or 'none'}")
-    names = [line.split()[0] for line in path.read_text().splitlines() if line.strip()]
+    lines = os.fsdecode(read_file(path)).splitlines()  # as names of files are read
+    names = [line.split()[0] for line in lines if line.strip()]
     if not names:
         raise UserError(f"{path} has no images: it takes the name of one in each line")
     return names
 
 
 def _parse(path: Path) -> ElementTree.Element:
+    if not path.exists():
+        raise UserError(f"there is no {shown(path)}: each image of a split takes its XML")
+    text = read_file(path, _MOST_BYTES)
     try:
-        return ElementTree.parse(path).getroot()
-    except FileNotFoundError:
-        raise UserError(f"there is no {path}: each image of a split takes its XML") from None
-    except ElementTree.ParseError as error:
-        raise UserError(f"{path} cannot be read as XML: {error}") from error
+        return ElementTree.fromstring(text)
+    except (ElementTree.ParseError, ValueError, LookupError) as error:  # encodings not known
+        raise UserError(f"{shown(path)} cannot be read as XML: {error}") from error
 
 
 def _image(number: int, name: str, tree: ElementTree.Element, files: set[str]) -> Record:
     width, height = _text(tree, "size/width"), _text(tree, "size/height")
-    if not (width.isdigit() and height.isdigit()):
-        raise UserError(f"{name}.xml does not give the size of its image in pixels")
+    if not all(re.fullmatch("0*[1-9][0-9]{0,5}", side) for side in (width, height)):
+        raise UserError(f"{shown(name)}.xml does not give the size of its image in pixels")
     candidates = (_text(tree, "filename"), f"{name}.jpg", f"{name}.png")
     file = next((candidate for candidate in candidates if candidate in files), f"{name}.jpg")
     return {"id": number, "file_name": file, "height": int(height), "width": int(width)}

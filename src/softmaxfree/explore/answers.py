@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from ..errors import UserError
 from .attended import STEPS, WhatIf
 from .drawing import SIDE
-from .looks import Look, Photo, photo
-from .uploads import read_upload
+from .looks import Look, photo
+from .uploads import Inbox, Photos
 from .view import Choice, View
 
 TRAINED = "as trained"
@@ -20,7 +20,8 @@ MOST_TIMES = 4.0
 class Asked(NamedTuple):
     """What the controls say, in their order."""
 
-    photo: Photo
+    photo: str | None
+    """Its key; None where a session has ended."""
     place: tuple[float, float]
     layer: float
     """From 1."""
@@ -56,10 +57,13 @@ class Asked(NamedTuple):
 
 
 class Answers:
-    """A list for each thing that can be asked; a sentence where a model cannot be shown."""
+    """A list for each thing that can be asked; a sentence where a model cannot be shown.
 
-    def __init__(self, view: View) -> None:
-        self.view = view
+    Where the image that was chosen is no longer known, an `EndedError` says so.
+    """
+
+    def __init__(self, view: View, photos: Photos) -> None:
+        self.view, self.photos = view, photos
 
     def maps(self, *values: Any) -> list[Any]:
         """The image; heat map, bottleneck, atlas and caption of both models."""
@@ -75,7 +79,7 @@ class Answers:
                 continue
             image = image or found.image
             drawn += [found.heat, found.bottleneck, found.atlas, found.caption]
-        return [image or asked.photo.image, *drawn]
+        return [image or self.photos.get(asked.photo).image, *drawn]
 
     def curves(self, *values: Any) -> list[Any]:
         """The convergence of both models."""
@@ -106,9 +110,10 @@ class Answers:
 
     def _looks(self, asked: Asked) -> list[Look | str]:
         found: list[Look | str] = []
+        photo = self.photos.get(asked.photo)
         for model in asked.models:
             try:
-                found.append(self.view.look(model, asked.photo, min(asked.times, MOST_TIMES)))
+                found.append(self.view.look(model, photo, min(asked.times, MOST_TIMES)))
             except UserError as error:
                 found.append(str(error))
         return found
@@ -120,11 +125,9 @@ def place_of(pixel: Sequence[float]) -> tuple[float, float]:
     return y, x
 
 
-def taken(path: str, before: Photo) -> tuple[Photo, str]:
-    """The image of a file, which is then removed; or the one before, and why."""
+def taken(path: str, before: str | None, inbox: Inbox, photos: Photos) -> tuple[str | None, str]:
+    """The key of the image in a file that was sent; or the one before, and why."""
     try:
-        return photo(Path(path).name, read_upload(Path(path))), ""
+        return photos.keep(photo(Path(path).name, inbox.take(path))), ""
     except UserError as error:
         return before, f"Refused: {error}."
-    finally:
-        Path(path).unlink(missing_ok=True)

@@ -1,11 +1,12 @@
 """`softmaxfree explore`: the page, its controls and the server."""
 
+import functools
 import os
 import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event
 from typing import Any, NamedTuple
@@ -21,8 +22,13 @@ from .answers import MOST_TIMES, NORMALIZE, TRAINED, Answers, place_of, taken
 from .attended import STEPS
 from .drawing import FORMAT
 from .looks import Photo
-from .uploads import FORMATS, MOST_BYTES, MOST_PIXELS
+from .uploads import LIMITS, EndedError, Inbox, Photos
 from .view import View, available_models, example_photos
+
+MOST_BYTES = LIMITS.bytes or 0
+
+SESSIONS = 1000
+"""That are remembered, of some 130 kB each. Whose has ended is told so."""
 
 USERS = 2
 """Whose clicks are answered at the same time; those of others wait."""
@@ -31,8 +37,9 @@ INTRODUCTION = f"""
 # What a patch attends to
 Choose or upload an image, then **click a patch of it**: below each model is the row of its
 attention matrix for this patch, in every layer and head. Bright is much; the cross is the patch.
-Files may be {", ".join(FORMATS[:-1])} or {FORMATS[-1]}, of at most {MOST_BYTES // 2**20} MB and
-{MOST_PIXELS // 10**6} million pixels, and stay on the machine that runs this page.
+Files may be {", ".join(LIMITS.formats[:-1])} or {LIMITS.formats[-1]}, of at most
+{MOST_BYTES // 2**20} MB and {LIMITS.pixels // 10**6} million pixels, and stay on the machine that
+runs this page.
 """
 
 CSS = """
@@ -74,7 +81,7 @@ def build(view: View) -> Any:
         delete_cache=(600, 3600),
         fill_width=True,
     ) as page:
-        photo, place = gr.State(shown[0]), gr.State((0.5, 0.5))
+        photo, place = gr.State(None), gr.State((0.5, 0.5))
         gr.Markdown(INTRODUCTION)
         with gr.Row():
             with gr.Column(scale=2, min_width=300):
@@ -92,17 +99,22 @@ def build(view: View) -> Any:
         maps = [patch, *(part for side in sides for part in side[3:7])]
         curves = [side.convergence for side in sides]
         predictions = [part for side in sides for part in (side.prediction, side.predicted)]
-        answers = Answers(view)
+        photos = Photos(shown)
+        answers = Answers(view, photos)
+        inbox = Inbox(page.upload_file_set, lambda: examples.keep_in_cache)
+
+        def start() -> str:
+            return shown[0].digest
 
         def take_click(event: gr.SelectData) -> tuple[float, float]:
             return place_of(event.index)
 
-        def take_upload(path: str, before: Photo) -> tuple[Photo, Any]:
-            found, refusal = taken(path, before)
+        def take_upload(path: str, before: str | None) -> tuple[str | None, Any]:
+            found, refusal = taken(path, before, inbox, photos)
             return found, gr.Textbox(refusal, visible=bool(refusal))
 
-        def take_example(event: gr.SelectData) -> tuple[Photo, Any]:
-            return shown[event.index], gr.Textbox("", visible=False)
+        def take_example(event: gr.SelectData) -> tuple[str, Any]:
+            return shown[event.index].digest, gr.Textbox("", visible=False)
 
         def take_bounds(*values: Any) -> list[Any]:
             return [
@@ -121,6 +133,7 @@ def build(view: View) -> Any:
         gr.on(clicks, take_click, None, place, concurrency_limit=1, **taking)
         upload.upload(take_upload, [upload, photo], [photo, message], **taking)
         examples.select(take_example, None, [photo, message], **taking)
+        page.load(start, None, photo, **taking)
 
         # Each answer is one event, whatever asks for it: what is asked for while one is on its way
         # is answered after it, with what the controls and states say then. Of several events with
@@ -133,13 +146,32 @@ def build(view: View) -> Any:
         }
         models = [side.model.input for side in sides]
         settings = [control.input for control in controls]
-        anew = [page.load, photo.change, *models]
+        anew = [photo.change, *models]
         bounds = [controls.layer, controls.head]
         gr.on([page.load, *models, controls.layer.input], take_bounds, asked, bounds, **answering)
-        gr.on([*anew, place.change, *settings], answers.maps, asked, maps, **answering)
-        gr.on([*anew, controls.times.input], answers.predictions, asked, predictions, **answering)
-        gr.on([*anew, *settings], answers.curves, asked, curves, **answering)
+        gr.on([*anew, place.change, *settings], _told(answers.maps), asked, maps, **answering)
+        gr.on(
+            [*anew, controls.times.input],
+            _told(answers.predictions),
+            asked,
+            predictions,
+            **answering,
+        )
+        gr.on([*anew, *settings], _told(answers.curves), asked, curves, **answering)
     return page.queue(default_concurrency_limit=USERS)
+
+
+def _told(answer: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """An answer that tells a visitor, and leaves the page as it is, where the image is gone."""
+
+    @functools.wraps(answer)
+    def told(*values: Any) -> list[Any]:
+        try:
+            return answer(*values)
+        except EndedError as error:
+            raise gr.Error(f"{error}.", duration=None, print_exception=False) from error
+
+    return told
 
 
 def _examples(shown: Sequence[Photo]) -> Any:
@@ -242,7 +274,7 @@ def run(ckpts: Sequence[Path] | None, host: str, port: int) -> None:
                 ssr_mode=False,
                 footer_links=[],
                 max_file_size=MOST_BYTES,
-                state_session_capacity=20,
+                state_session_capacity=SESSIONS,
                 theme=_theme(),
                 css=CSS,
             )

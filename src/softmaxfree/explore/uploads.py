@@ -1,82 +1,99 @@
 """Images that others have sent: read with care, or refused in one sentence."""
 
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
+from threading import Lock
 
-from PIL import Image, ImageOps
+from PIL import Image
 
+from ..data.image_files import ImageFileError, Limits, load_image
+from ..data.paths import shown
 from ..errors import UserError
+from .looks import Kept, Photo
 
-MOST_BYTES = 10 * 2**20
-"""Of a file: 10 MB."""
+LIMITS = Limits(
+    pixels=40_000_000,
+    ratio=20,
+    bytes=10 * 2**20,
+    longest=2048,
+    formats=("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"),
+)
+"""Narrower than those for files of the user's own."""
 
-MOST_PIXELS = 40_000_000
-"""By the file's header, before anything is decoded; 120 MB in memory."""
-
-MOST_RATIO = 20
-"""Of the longer side to the shorter one. The shorter one is resized to what a model takes, and the
-longer one grows with it."""
-
-LONGEST_SIDE = 2048
-"""Larger images are reduced to it."""
-
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
-"""Pillow reads more, some of them by other programs."""
+MOST_BYTES = 500_000_000
+"""In memory, of all images that are kept."""
 
 _NAME = 60
 """Letters of a file's name in a message."""
 
 
+class EndedError(UserError):
+    """What a visitor has chosen is no longer known."""
+
+
+class Photos:
+    """What visitors look at: the examples, and images that were sent, the latest of them.
+
+    A session remembers a key alone, so that there may be many.
+    """
+
+    def __init__(self, examples: Iterable[Photo], most_bytes: int = MOST_BYTES) -> None:
+        self._examples = {photo.digest: photo for photo in examples}
+        self._sent: Kept[Photo] = Kept(most_bytes)
+
+    def keep(self, photo: Photo) -> str:
+        """The key of an image that was sent."""
+        self._sent.put(photo.digest, photo, 4 * photo.image.width * photo.image.height)
+        return photo.digest
+
+    def get(self, key: str | None) -> Photo:
+        """The image of a key. A session that has ended, and begun anew unasked, has none."""
+        if key is None:
+            raise EndedError("Your session has ended: choose or upload an image to go on")
+        found = self._examples.get(key) or self._sent.get(key)
+        if found is None:
+            raise EndedError(
+                "Your image is no longer kept, since others have sent theirs: upload it again"
+            )
+        return found
+
+
+class Inbox:
+    """Files that came by the page's upload, each of them to be read once.
+
+    Their names cannot be guessed, so that each is known to whoever has sent it alone. Other files
+    of the page, such as the pictures of examples, are neither read nor removed.
+
+    Args:
+        files: The server's, of all that have come.
+        kept: The page's own, which it shows to everybody.
+    """
+
+    def __init__(self, files: set[str], kept: Callable[[], Container[str]]) -> None:
+        self._files, self._kept, self._lock = files, kept, Lock()
+
+    def take(self, path: str) -> Image.Image:
+        """The image of a file, which is then removed."""
+        with self._lock:
+            if path not in self._files:
+                raise UserError("this file was not sent by you, or was read before: send it")
+            self._files.discard(path)
+        try:
+            return read_upload(Path(path))
+        finally:
+            if path not in self._kept():  # somebody may send what the page shows
+                Path(path).unlink(missing_ok=True)
+
+
 def read_upload(path: Path) -> Image.Image:
-    """A file's image in RGB, upright, its longer side at most `LONGEST_SIDE`.
+    """A file's image in RGB, upright, within the limits.
 
     Raises:
-        ValueError: With a sentence for whoever has sent it.
+        ImageFileError: With a sentence for whoever has sent it.
     """
-    name = path.name if len(path.name) <= _NAME else f"{path.name[: _NAME - 3]}..."
-    size = path.stat().st_size
-    if size > MOST_BYTES:
-        raise UserError(
-            f"{name} has {size / 2**20:.1f} MB, and files may have {MOST_BYTES // 2**20} MB: send "
-            "a smaller one"
-        )
     try:
-        file = Image.open(path, formats=FORMATS)
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise UserError(_too_many_pixels(name, "far more")) from None
-    except Exception as error:  # whatever the readers of headers raise
-        known = ", ".join(FORMATS)
-        raise UserError(f"{name} is no image that can be read: send one of {known}") from error
-    with file:
-        width, height = file.size
-        if width * height > MOST_PIXELS:
-            raise UserError(_too_many_pixels(name, f"{width:,} x {height:,}"))
-        if max(width, height) > MOST_RATIO * min(width, height):
-            raise UserError(
-                f"{name} has {width:,} x {height:,} pixels, and one side may be {MOST_RATIO} times "
-                "the other: cut it"
-            )
-        try:
-            return _decoded(file)
-        except Exception as error:  # whatever a broken file makes the decoders raise
-            raise UserError(
-                f"{name} begins as an image of the format {file.format} and cannot be decoded: it "
-                "is truncated or broken, send it again"
-            ) from error
-
-
-def _decoded(file: Image.Image) -> Image.Image:
-    file.draft("RGB", (LONGEST_SIDE, LONGEST_SIDE))  # JPEG is decoded at a fraction of its size
-    file.load()
-    image = ImageOps.exif_transpose(file)
-    if image.mode.startswith("I;16"):
-        image = image.convert("I").point(lambda value: value / 256).convert("L")
-    image = image.convert("RGB")
-    image.thumbnail((LONGEST_SIDE, LONGEST_SIDE), Image.Resampling.BICUBIC)
-    return image
-
-
-def _too_many_pixels(name: str, count: str) -> str:
-    return (
-        f"{name} has {count} pixels by its header, and images may have "
-        f"{MOST_PIXELS / 1e6:.0f} million: send a smaller one"
-    )
+        return load_image(path, LIMITS)
+    except ImageFileError as error:
+        name = shown(path.name)
+        name = name if len(name) <= _NAME else f"{name[: _NAME - 3]}..."
+        raise ImageFileError(f"{name} cannot be read as an image: {error}") from error

@@ -9,13 +9,15 @@ from PIL import Image
 from ..analysis.record import AttentionRecord
 from ..analysis.recording import evaluating, recorded_attention
 from ..bench.contestants import find
+from ..data.image_files import check_size, read_image
+from ..data.paths import shown
 from ..data.sources import Digits
 from ..errors import UserError
 from ..layers.attention import SoftmaxFreeAttention
 from ..layers.multihead import MultiHeadAttention
 from ..layers.table import ATTENTIONS, attention_class
 from ..tasks.embedded import EMBEDDED, embedded_classifier
-from ..tasks.predict import Classifier, read_image, read_run_checkpoint
+from ..tasks.predict import Classifier, read_run_checkpoint
 
 
 class Subject(NamedTuple):
@@ -44,8 +46,7 @@ def subjects(
         size: Side to resize images to; as in training if not given.
         embedded: Of `EMBEDDED`, where no checkpoints are given.
     """
-    if size is not None and size < 1:
-        raise UserError(f"--size must be at least 1 pixel, got {size}")
+    check_size(size)
     if ckpts is None:
         return [_subject(embedded_classifier(name, size)) for name in embedded]
     if not ckpts:
@@ -103,7 +104,8 @@ def given_images(paths: Sequence[Path] | None, count: int) -> dict[str, Image.Im
             raise UserError("--images is empty; name files, or leave it out for digits")
         found: dict[str, Image.Image] = {}
         for number, path in enumerate(paths, 1):
-            name = path.stem if path.stem not in found else f"{path.stem}-{number}"
+            stem = shown(path.stem)
+            name = stem if stem not in found else f"{stem}-{number}"
             found[name] = read_image(path)
         return found
     digits = Digits("val")

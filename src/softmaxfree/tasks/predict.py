@@ -9,6 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from ..checkpoint_files import sound_checkpoint
+from ..data.image_files import check_resized, check_size, read_image
 from ..data.transforms import evaluation_transform
 from ..errors import UserError, user_file, visible
 from ..files import write_atomically, write_picture
@@ -47,8 +48,10 @@ class Classifier:
             image: In RGB.
             size: Its side S; the classifier's own if not given.
         """
+        size = size or self.size
+        check_resized(image, int(size / self._crop_pct))
         transform = evaluation_transform(
-            size or self.size,
+            size,
             crop_pct=self._crop_pct,
             interpolation=self._interpolation,
             mean=tuple(self.mean.tolist()),
@@ -80,16 +83,6 @@ def _weights_of_model(checkpoint: dict[str, Any]) -> dict[str, Tensor]:
     state = checkpoint.get("state_dict")
     state = state if isinstance(state, dict) else {}
     return {str(name).removeprefix("model."): tensor for name, tensor in state.items()}
-
-
-def read_image(path: Path) -> Image.Image:
-    """A file's image in RGB."""
-    try:
-        with Image.open(path) as image:
-            return image.convert("RGB")
-    except Exception as error:  # whatever a broken file makes the decoders raise
-        reason = "there is none" if not path.exists() else "it is none, or broken"
-        raise UserError(f"{path} cannot be read as an image: {reason}") from error
 
 
 def read_run_checkpoint(path: Path) -> dict[str, Any]:
@@ -127,6 +120,7 @@ def run(
         threshold: Score from which an object is shown.
         out: Folder for drawings of the objects.
     """
+    check_size(size)
     checkpoint = read_run_checkpoint(ckpt)
     if not isinstance(checkpoint.get("hyper_parameters"), dict):
         checkpoint = {}

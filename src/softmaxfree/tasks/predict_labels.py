@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image, ImageDraw, ImageFont
 
+from ..data.image_files import check_resized
 from ..data.segmentation import Resized
 from ..trust import built, model_arguments, preparation
 from .segmentation import Segmentation
@@ -39,6 +40,8 @@ class Labeller:
     @torch.inference_mode()
     def label(self, image: Image.Image) -> Image.Image:
         """The class of every pixel, as an image of numbers with the data set's palette."""
+        if self.resize.size is not None and self.resize.max_size is None:
+            check_resized(image, self.resize.size)
         pixels, _ = self.resize(image, torch.empty(0))
         logits = self.task(pixels).unsqueeze(0)
         if logits.shape[-2:] != (image.height, image.width):

@@ -12,12 +12,13 @@ from PIL import Image
 from torch import Tensor
 
 from ..analysis.recording import evaluating, recorded_attention
+from ..data.image_files import read_image
 from ..data.module import Data
 from ..data.sources import Source
 from ..environment import command_line, commit, hardware, program, versions
 from ..files import write_atomically, write_picture
 from ..layers.multihead import MultiHeadAttention
-from ..tasks.predict import Classifier, read_image, read_run_checkpoint
+from ..tasks.predict import Classifier, read_run_checkpoint
 from .log import read_metrics
 
 
