@@ -11,7 +11,7 @@ DATA := $(CURDIR)/.data
 export SOFTMAXFREE_DATA ?= $(DATA)
 endif
 
-.PHONY: help setup setup-train data demo test test-all test-long setup-mindspore test-mindspore embedded lint docs clean
+.PHONY: help setup setup-train data demo test test-all test-long fuzz setup-mindspore test-mindspore embedded lint docs clean
 
 help: ## what there is
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -64,6 +64,9 @@ test-long: setup data
 ifneq ($(shell command -v g++),)
 	@SOFTMAXFREE_NATIVE=1 XDG_CACHE_HOME=$(CURDIR)/.pytest_cache $(PYTEST) -m 'not slow' tests/ops tests/layers/test_attention_layer.py tests/layers/test_activations.py tests/layers/test_mlp.py
 endif
+
+fuzz: setup ## 100,000 random and hostile inputs, with a report in results/fuzz.md: an hour
+	@$(BIN)/python -m tests.fuzz.report
 
 setup-mindspore: $(MINDSPORE)/.installed
 
