@@ -149,7 +149,7 @@ def test_a_run_is_trained_scored_and_used(
     )
     assert {path.name for path in Path("run").iterdir()} == {
         "last.ckpt", "best.ckpt", "config.yaml", "run.json", "metrics.jsonl", "run.png",
-        "example.png",
+        "example.png", ".lock",
     }  # fmt: skip
 
     run("validate", ["--ckpt_path", "run/last.ckpt", "--model.results", "found.json"])

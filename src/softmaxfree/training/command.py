@@ -282,7 +282,9 @@ class TrainingCLI(LightningCLI):
         if broken:
             print(f"broken images  {broken}, skipped")
         print("try next")
-        for command in next_commands(self.folder, image, listed(self.config.fit.modules)):
+        told = self.config.fit.data.init_args
+        where = {name: told.get(name) for name in ("name", "root")}
+        for command in next_commands(self.folder, image, listed(self.config.fit.modules), where):
             print(f"  {command}")
         print("\n".join(self.model.closing_lines(scores)))
 

@@ -146,10 +146,24 @@ def _middle(image: Tensor) -> tuple[float, float]:
     return min(max(height, 0.0), 1.0), min(max(width, 0.0), 1.0)
 
 
-def next_commands(folder: Path, example: Path | None, modules: list[str]) -> list[str]:
-    """Commands to try on a finished run; each runs when pasted into a shell."""
+def next_commands(
+    folder: Path, example: Path | None, modules: list[str], data: dict[str, str | None]
+) -> list[str]:
+    """Commands to try on a finished run; each runs when pasted into a shell.
+
+    Args:
+        folder: The run's.
+        example: A held-out image.
+        modules: Those that the run was given.
+        data: Name and root of the data set, which scoring does not take from a file.
+    """
     last = shlex.quote(str(folder / "last.ckpt"))
     own = " --modules " + shlex.quote(f"[{','.join(modules)}]") if modules else ""
+    given = "".join(
+        f" --data.{name} {shlex.quote(value)}"
+        for name, value in data.items()
+        if data["root"] and value
+    )
     found = []
     checkpoint = read_run_checkpoint(folder / "last.ckpt")
     if example:
@@ -159,9 +173,9 @@ def next_commands(folder: Path, example: Path | None, modules: list[str]) -> lis
         found.append(f"figures heatmap --ckpts {ckpts} --images {images}{own}")
         size = checkpoint["images"]["size"]
         sizes = shlex.quote(f"[{size},{size * 3 // 2},{size * 2}]")
-        found.append(f"validate --ckpt_path {last} --data.eval_sizes {sizes}{own}")
+        found.append(f"validate --ckpt_path {last} --data.eval_sizes {sizes}{given}{own}")
     else:
-        found.append(f"validate --ckpt_path {last}{own}")
+        found.append(f"validate --ckpt_path {last}{given}{own}")
     return [f"{program()} {command}" for command in found]
 
 
