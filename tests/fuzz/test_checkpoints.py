@@ -160,7 +160,9 @@ COMMANDS: dict[str, Callable[[Path], object]] = {
     "predict": lambda path: predict([Path("image.png")], path),
     "validate": lambda path: run("validate", ["--ckpt_path", str(path)]),
     "test": lambda path: run("test", ["--ckpt_path", str(path)]),
-    "fit": lambda path: run("fit", ["--ckpt_path", str(path), "--out", "out"]),
+    "fit": lambda path: run(
+        "fit", ["--ckpt_path", str(path), "--out", "out", "--trainer.max_steps=1"]
+    ),
     "figures": lambda path: heatmap([path], [Path("image.png")], (0.5, 0.5), 0, None, Path("out")),
     "explore": lambda path: available_models([path]),
     "export": lambda path: export_checked(
