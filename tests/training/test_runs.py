@@ -2,6 +2,7 @@
 
 import io
 import json
+import shlex
 import os
 import shutil
 import signal
@@ -72,6 +73,23 @@ def test_a_run_leaves_everything_that_is_needed(
     )
     assert {entry["class"] for entry in classes} <= {str(digit) for digit in range(10)}
     assert "%" in capsys.readouterr().out
+
+
+def test_the_commands_to_try_next_work_when_pasted(
+    fit: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_digits(tmp_path / "my numbers", train=20, val=10)
+    fit("--data.name=", f"--data.root={tmp_path / 'my numbers'}", "--data.val_split=val",
+        "--data.batch_size=16", out="my run")  # fmt: skip
+    lines = capsys.readouterr().out.split("try next\n")[1].splitlines()
+    commands = [shlex.split(line) for line in lines if line.startswith("  ")]
+    assert [words[words.index("softmaxfree") + 1] for words in commands] == [
+        "predict", "figures", "validate"
+    ]  # fmt: skip
+    for words in commands:
+        done = in_this_process(*words[words.index("softmaxfree") + 1 :])
+        assert done.returncode == 0, done.stderr
+        assert done.stdout
 
 
 def test_prediction_uses_the_averaged_weights_and_the_runs_preparation(fit: Fit) -> None:
