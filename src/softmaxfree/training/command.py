@@ -380,7 +380,7 @@ def _configuration_of_checkpoint(path: Path, command: str, arguments: list[str])
 
 def _configuration(parser: LightningArgumentParser, config: Namespace) -> str:
     """Everything that the run was told, as YAML that --config takes."""
-    dumped = yaml.safe_load(parser.dump(config, skip_none=False, format="yaml"))
+    dumped = yaml.safe_load(parser.dump(config, skip_unset=False, format="yaml"))
     kept = {name: value for name, value in dumped.items() if name not in _NOT_OF_A_RUN}
     return yaml.safe_dump(kept, sort_keys=False)
 
