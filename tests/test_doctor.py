@@ -19,6 +19,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "IMAGES", (1, 3, 32, 32))
 
 
+@pytest.mark.slow
 def test_it_tells_what_is_best_and_how_to_set_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -70,6 +71,7 @@ def test_wrong_numbers_are_an_error(
     assert "the self-test failed" in shown.err
 
 
+@pytest.mark.slow
 def test_build_is_one_command(cache_with_library: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     call = [sys.executable, "-m", "softmaxfree", "build"]

@@ -18,6 +18,7 @@ SIZE = (64, 90)
 SMALL = {"depths": (1, 1, 1, 1)}
 
 
+@pytest.mark.slow
 def test_detectors_in_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,6 +21,7 @@ SMALL = {"depths": (1, 1, 1, 1)}
 FEW = SMALL | {"tokens": 49}
 
 
+@pytest.mark.slow
 def test_segmenters_in_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,7 +13,7 @@ import yaml
 from softmaxfree.bench import lra, sequences, trained
 from softmaxfree.bench.trained import TrainedRun
 from softmaxfree.cli import main
-from softmaxfree.errors import UserError
+from softmaxfree.errors import DivergedError, UserError
 
 from .test_bench import keep_threads  # noqa: F401
 
@@ -108,6 +108,17 @@ def test_a_run_that_a_signal_has_ended_is_not_taken_for_done(
     monkeypatch.setattr(trained.subprocess, "run", stopped)
     with pytest.raises(UserError, match="was stopped before its end: the same command goes on"):
         run.train(1)
+
+
+def test_a_run_that_has_diverged_is_told_by_its_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = SimpleNamespace(returncode=DivergedError.exit_code)
+    monkeypatch.setattr(trained.subprocess, "run", lambda *_, **__: status)
+    with pytest.raises(
+        DivergedError, match=r"the run in .*run ended with: nothing; see .*run\.log"
+    ):
+        TrainedRun(tmp_path / "run", ()).train(1)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ def small(**arguments: object) -> nn.Module:
     return build(depths=(1, 1, 1, 1), **arguments)
 
 
+@pytest.mark.slow
 def test_compiles_whole() -> None:
     model, x = small(), images(2, 3, 32, 32)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
@@ -43,6 +44,7 @@ def test_compiles_with_the_default_backend() -> None:
     assert relative_error(got, stage(x)[0]) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -60,6 +62,7 @@ def test_an_exported_graph_is_for_all_sizes(arguments: dict[str, object]) -> Non
         assert relative_error(run(x), model(x)) < 1e-5
 
 
+@pytest.mark.slow
 def test_exported_files_are_opened_again(tmp_path: Path) -> None:
     model, path = small(attention="softmax"), tmp_path / "model.pt2"
     export(model, path, (48, 64))
@@ -111,6 +114,7 @@ def _train_in_parallel(rank: int, store: str, name: str, arguments: dict[str, ob
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [

@@ -32,6 +32,7 @@ def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 TOY = ("--trainer.max_steps=2", "--data.batch_size=8", "--data.eval_batch_size=40")
 
 
+@pytest.mark.slow
 def test_an_experiment_end_to_end(
     images: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -73,6 +74,7 @@ def test_an_experiment_end_to_end(
         command.run(["toy"], **given, seeds=[0], arguments=(*TOY, "--model.lr=1"))
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_scores_as_guessing_does(images: None, tmp_path: Path) -> None:
     arguments = (*TOY[1:], "--trainer.max_steps=20", "--model.lr=1e20", "--model.warmup_steps=0")
     folders = tmp_path / "runs", tmp_path / "records"

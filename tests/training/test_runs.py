@@ -2,8 +2,8 @@
 
 import io
 import json
-import shlex
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -121,6 +121,7 @@ def test_validation_takes_its_configuration_from_the_checkpoint(
     assert "test/accuracy" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_going_on_from_the_best_checkpoint_is_the_same_run(fit: Fit) -> None:
     """best.ckpt is written in the middle of validation."""
     whole = fit("--trainer.max_epochs=2")

@@ -281,11 +281,10 @@ class TrainingCLI(LightningCLI):
         print(f"data waiting   {waiting:.1%} of the time of a step".replace("%", " %"))
         if broken:
             print(f"broken images  {broken}, skipped")
-        print("try next")
         told = self.config.fit.data.init_args
         where = {name: told.get(name) for name in ("name", "root")}
-        for command in next_commands(self.folder, image, listed(self.config.fit.modules), where):
-            print(f"  {command}")
+        commands = next_commands(self.folder, image, listed(self.config.fit.modules), where)
+        print("\n  ".join(["try next", *commands]) if commands else "")
         print("\n".join(self.model.closing_lines(scores)))
 
     def after_validate(self) -> None:

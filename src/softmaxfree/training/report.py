@@ -103,8 +103,10 @@ def _attended(folder: Path, example: Path | None) -> list[tuple[str, Callable[[A
     The patch is the one at the middle of the brightest or darkest things on the image: where it
     differs most from its own average.
     """
-    checkpoint = read_run_checkpoint(folder / "last.ckpt") if example else {}
-    if example is None or "images" not in checkpoint:
+    if example is None or not (folder / "last.ckpt").is_file():
+        return []
+    checkpoint = read_run_checkpoint(folder / "last.ckpt")
+    if "images" not in checkpoint:
         return []
     classifier = Classifier(checkpoint)
     if not any(isinstance(module, MultiHeadAttention) for module in classifier.model.modules()):
@@ -157,6 +159,8 @@ def next_commands(
         modules: Those that the run was given.
         data: Name and root of the data set, which scoring does not take from a file.
     """
+    if not (folder / "last.ckpt").is_file():  # there was nothing left to train
+        return []
     last = shlex.quote(str(folder / "last.ckpt"))
     own = " --modules " + shlex.quote(f"[{','.join(modules)}]") if modules else ""
     given = "".join(
