@@ -24,7 +24,7 @@ setup-train: $(VENV)/.train ## build .venv with what training needs: what `make 
 $(VENV)/.train: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "softmaxfree needs Python 3.11 or later; call make with PYTHON=/path/to/python3.11"; exit 1; }
-	@echo "Installing torch, timm and Lightning into $(VENV): 4 minutes, 6 GB ..."
+	@echo "Installing torch, timm and Lightning into $(VENV): 3 minutes, 6 GB ..."
 	@$(PYTHON) -m venv $(VENV)
 	@$(INSTALL) --editable '.[train]'
 	@touch $@
@@ -32,7 +32,7 @@ $(VENV)/.train: pyproject.toml constraints.txt
 setup: $(VENV)/.dev ## add what tests, docs and the linter need
 
 $(VENV)/.dev: $(VENV)/.train
-	@echo "Adding the tools of tests and docs to $(VENV): 2 minutes, 0.6 GB ..."
+	@echo "Adding the tools of tests and docs to $(VENV): 2 minutes, 0.8 GB ..."
 	@$(INSTALL) --editable '.[dev]'
 	@touch $@
 

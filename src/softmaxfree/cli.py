@@ -363,7 +363,7 @@ def export(
 
 
 def fit() -> None:
-    """Train a model; without arguments softpp_nano on handwritten digits, in 3 minutes."""
+    """Train a model; without arguments softpp_nano on handwritten digits, in 2 minutes."""
 
 
 def validate() -> None:
