@@ -49,7 +49,8 @@ def test_two_processes_find_and_score_what_one_does(tmp_path: Path) -> None:
     trained = softmaxfree("fit", "--config", config, "--out", "run", *options, cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr
 
-    score = ["validate", "--ckpt_path", "run/last.ckpt", "--model.results"]
+    score = ["validate", "--ckpt_path", "run/last.ckpt", "--data.root", data["root"],
+             "--model.results"]  # fmt: skip
     alone = softmaxfree(*score, "one.json", cwd=tmp_path)
     together = two_processes(*score, "two.json", cwd=tmp_path)
     assert together.returncode == 0, together.stderr

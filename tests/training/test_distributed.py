@@ -94,7 +94,8 @@ def test_scores_of_two_processes_are_those_of_one(
     monkeypatch.chdir(runs)
     told = json.loads((runs / "two" / "run.json").read_text())["scores"]["accuracy"]
     run("validate", ["--ckpt_path", "two/last.ckpt", "--trainer.devices=1",
-                     "--trainer.strategy=auto", "--data.eval_sizes=[16,24,32]"])  # fmt: skip
+                     "--trainer.strategy=auto", "--data.eval_sizes=[16,24,32]",
+                     f"--data.root={runs / 'numbers'}"])  # fmt: skip
     printed = capsys.readouterr().out
     for size, accuracy in told.items():
         name = "val/accuracy" if size == "16" else f"val/accuracy@{size}"

@@ -175,8 +175,8 @@ def test_an_attention_of_ones_own_from_fit_to_predict(small: Path, tmp_path: Pat
         cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    line = next(line for line in done.stdout.splitlines() if line.startswith("predict with"))
-    words = line.removeprefix("predict with   softmaxfree ").split()
+    line = next(line for line in done.stdout.splitlines() if "softmaxfree predict " in line)
+    words = shlex.split(line.partition(" softmaxfree ")[2])
     assert words[-2:] == ["--modules", "[mine]"]
     done = softmaxfree(*words[:-1], "mine", cwd=tmp_path)  # one alone needs no brackets
     assert done.returncode == 0, done.stderr
