@@ -152,7 +152,8 @@ def settings() -> dict:
 def schedule() -> Arrays:
     """Learning rates of the recipe's run, how much its average keeps, and what decays."""
     task = Classification(**settings()["model"]["init_args"])
-    steps, batches = 704, 22
+    batches = 22
+    steps = settings()["trainer"]["max_epochs"] * batches
 
     class Trainer:
         num_training_batches, accumulate_grad_batches = batches, 1
