@@ -16,7 +16,7 @@ import torch
 from softmaxfree import cli
 from softmaxfree.cli import main
 from softmaxfree.errors import UserError
-from softmaxfree.modules import needs
+from softmaxfree.imports import needs
 
 
 def softmaxfree(*words: str) -> subprocess.CompletedProcess[str]:

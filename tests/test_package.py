@@ -17,7 +17,7 @@ ORDER = [
     "errors",
     "files",
     "checkpoint_files",
-    "modules",
+    "imports",
     "environment",
     "ops",
     "layers",
@@ -28,12 +28,8 @@ ORDER = [
     "data",
     "tasks",
     "deploy",
-    "bench",
-    "figures",
-    "explore",
-    "reproduce",
-    "doctor",
     "training",
+    "lab",
     "cli",
 ]
 """Each may import from those before it, and from itself."""
@@ -61,7 +57,7 @@ def test_public_names_are_pinned() -> None:
 
 
 def test_the_guide_to_attentions_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    from softmaxfree.layers.table import ATTENTIONS
+    from softmaxfree.layers.registry import ATTENTIONS
 
     guide = Path(__file__).parents[1] / "docs/attentions.md"
     names: dict[str, Any] = {"__name__": "guide"}

@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from softmaxfree import data, tasks
-from softmaxfree.data.module import Data
+from softmaxfree.data.base import Data
 from softmaxfree.errors import UserError, visible
 from softmaxfree.models.build import build_model
 from softmaxfree.trust import (
@@ -51,7 +51,11 @@ def small(**changes: Any) -> dict[str, Any]:
         "trainer": {"max_epochs": 2, "callbacks": [], "logger": None},
         "model": {
             "class_path": "softmaxfree.tasks.Classification",
-            "init_args": {"backbone": "softpp_nano", "num_classes": 10, "options": {"tokens": 49}},
+            "init_args": {
+                "backbone": "softpp_nano",
+                "num_classes": 10,
+                "options": {"num_landmarks": 49},
+            },
         },
         "data": {"class_path": "softmaxfree.data.ImageData", "init_args": {"name": "digits"}},
     }
@@ -101,7 +105,7 @@ def test_runs_of_all_recipes_are_read_whole(name: str, command: str) -> None:
         ("model/init_args/backbone", "hf-hub:somebody/model", "--model.backbone"),
         ("model/init_args/options", {"features_only": True}, "--model.options.features_only"),
         ("model/init_args/options", {"scriptable": True}, "--model.options.scriptable"),
-        ("model/init_args/options", {"tokens": "49"}, "--model.options.tokens"),
+        ("model/init_args/options", {"num_landmarks": "49"}, "--model.options.num_landmarks"),
         ("model/init_args/options", "options.yaml", "--model.options"),
         ("model/init_args/optimizer_options", {"opt": "sgd"}, "--model.optimizer_options.opt"),
         ("model/init_args/lr", math.inf, "--model.lr"),
@@ -164,11 +168,11 @@ def test_a_file_does_not_start_processes() -> None:
 
 def test_first_weights_are_not_looked_for_again() -> None:
     sources = {"pretrained": True, "checkpoint_path": "a.pth", "pretrained_cfg": {"url": "x"}}
-    options = {"tokens": 49, **sources}
+    options = {"num_landmarks": 49, **sources}
     config = small(**{"model/init_args/options": options, "model/init_args/init_from": "/a.ckpt"})
     for command in ("fit", "validate"):
         taken, left = configuration(config, FILE, command, [])
-        assert taken["model"]["init_args"]["options"] == {"tokens": 49}
+        assert taken["model"]["init_args"]["options"] == {"num_landmarks": 49}
         assert "init_from" not in taken["model"]["init_args"]
         assert left == []
 
@@ -249,14 +253,15 @@ def test_kinds() -> None:
 def test_a_model_is_built_of_plain_values() -> None:
     given = {
         "backbone": "softpp_nano", "num_classes": 3, "_instantiator": "evil.make", "lr": 1.0,
-        "options": {"tokens": 4, "checkpoint_path": "evil.pth", "pretrained_cfg_overlay": {"a": 1}},
+        "options": {"num_landmarks": 4, "checkpoint_path": "evil.pth",
+                    "pretrained_cfg_overlay": {"a": 1}},
     }  # fmt: skip
     names = ("backbone", "num_classes", "options")
     taken = model_arguments("Classification", given, names)
-    assert taken == {"backbone": "softpp_nano", "num_classes": 3, "options": {"tokens": 4}}
+    assert taken == {"backbone": "softpp_nano", "num_classes": 3, "options": {"num_landmarks": 4}}
     for name, value in {
         "norm_layer": {"class_path": "evil.Norm"}, "features_only": True, "out_indices": [0],
-        "depths": [10**6] * 4, "attention_options": {"device": "cuda"}, "tokens": "4",
+        "depths": [10**6] * 4, "attention_options": {"device": "cuda"}, "num_landmarks": "4",
     }.items():  # fmt: skip
         with pytest.raises(UserError, match=f"tells options.{name}.* not taken from a file"):
             model_arguments("Classification", {**given, "options": {name: value}}, names)

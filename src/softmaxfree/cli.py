@@ -10,7 +10,7 @@ from typing import Any, Literal
 from jsonargparse import ArgumentParser, auto_cli
 
 from .errors import UserError, visible
-from .modules import MODULES, Names, import_modules, listed, needs
+from .imports import MODULES, Names, import_modules, listed, needs
 
 
 def bench_attention(
@@ -45,8 +45,8 @@ def bench_attention(
         dtype: Type of tokens and weights.
         against: A .json file of an earlier run to compare with.
     """
-    from .bench.attention import run
-    from .bench.contestants import Setting
+    from .lab.bench.attention import run
+    from .lab.bench.contestants import Setting
 
     _check_machine(threads, device)
     run(preset, threads, out, memory, contestants, listed(modules), Setting(device, dtype), against)
@@ -62,7 +62,7 @@ def bench_speed(out: Path = Path("results")) -> None:
     Args:
         out: Folder for the results.
     """
-    from .bench.speed import run
+    from .lab.bench.speed import run
 
     run(out)
 
@@ -91,7 +91,7 @@ def bench_models(
         device: Where to compute.
         against: A .json file of an earlier run to compare with.
     """
-    from .bench.models import run
+    from .lab.bench.models import run
 
     _check_machine(threads, device)
     run(preset, threads, out, listed(modules), device, against)
@@ -109,7 +109,7 @@ def bench_detection(threads: int = 1, out: Path = Path("results")) -> None:
         threads: Threads to compute with; 1 compares best.
         out: Folder for the results.
     """
-    from .bench.detection import run
+    from .lab.bench.detection import run
 
     _check_machine(threads)
     run(threads, out)
@@ -127,7 +127,7 @@ def bench_segmentation(threads: int = 1, out: Path = Path("results")) -> None:
         threads: Threads to compute with; 1 compares best.
         out: Folder for the results.
     """
-    from .bench.segmentation import run
+    from .lab.bench.segmentation import run
 
     _check_machine(threads)
     run(threads, out)
@@ -145,7 +145,7 @@ def bench_sequences(threads: int = 1, out: Path = Path("results"), modules: Name
         out: Folder for the results.
         modules: Python modules to import first, which register attentions of your own.
     """
-    from .bench.sequences import run
+    from .lab.bench.sequences import run
 
     _check_machine(threads)
     run(threads, out, listed(modules))
@@ -181,10 +181,10 @@ def bench_lra(
         out: Folder for the results.
         modules: Python modules to import first, which register attentions of your own.
         fit: Further arguments of `softmaxfree fit` for all runs, such as
-            ["--model.options.tokens=128"].
+            ["--model.options.num_landmarks=128"].
     """
     with needs("train"):
-        from .bench.lra import run
+        from .lab.bench.lra import run
 
     _check_machine(threads)
     if workers < 1:
@@ -220,8 +220,8 @@ def bench_memory(
         dtype: Type of tokens and weights.
         against: A .json file of an earlier run to compare with.
     """
-    from .bench.contestants import Setting
-    from .bench.memory import run
+    from .lab.bench.contestants import Setting
+    from .lab.bench.memory import run
 
     _check_machine(threads, device)
     run(threads, out, contestants, listed(modules), Setting(device, dtype), against)
@@ -249,13 +249,13 @@ def bench_training(
     """
     _check_machine(threads)
     if preset == "steps":
-        from .bench.steps import run as run_steps
+        from .lab.bench.steps import run as run_steps
 
         run_steps(threads, out, listed(modules), against)
         return
     if against is not None:
         raise UserError("--against compares measured steps; leave it out of a calculation")
-    from .bench.training import run as calculate
+    from .lab.bench.training import run as calculate
 
     calculate(out)
 
@@ -285,7 +285,7 @@ def doctor(out: Path | None = None) -> None:
     Args:
         out: File to write what was found to, as JSON.
     """
-    from .doctor import run
+    from .lab.doctor import run
 
     if not run(out):
         print(
@@ -301,7 +301,7 @@ def models(out: Path | None = None) -> None:
     Args:
         out: Folder to write the table to, as JSON and Markdown; printed only if not given.
     """
-    from .bench.family import run
+    from .lab.bench.family import run
 
     run(out)
 
@@ -342,7 +342,7 @@ def export(
     """Export a backbone to ONNX or to torch.export's format, for images of any size.
 
     Batch, height and width stay open, from 33 pixels on (17 for nano, 61 for the released models,
-    whose bottleneck leaves remainders out). The file is then run, an .onnx one by onnxruntime, at
+    whose landmarks leave remainders out). The file is then run, an .onnx one by onnxruntime, at
     three other sizes, one of them odd, and compared with the model. Takes one to five minutes.
 
     Args:
@@ -351,7 +351,7 @@ def export(
         checkpoint: Weights to load, .pth or .safetensors; random ones if not given.
         num_classes: Width of the logits; the model's default if not given.
         size: Side of the image that is traced with; the model's own if not given.
-        inverse: How the bottleneck matrix is inverted; the model's own way if not given. Weights
+        inverse: How the landmark matrix is inverted; the model's own way if not given. Weights
             need the one that they were trained with.
         attention: Another attention in the backbone; its own if not given.
         modules: Python modules to import first, which register attentions of your own.
@@ -387,7 +387,7 @@ def figures_newton(
 ) -> None:
     """Draw how fast each way of inverting comes to the inverse, stage by stage.
 
-    |A X A - A| / |A| of the bottleneck matrices A of a model against the number of steps, mean and
+    |A X A - A| / |A| of the landmark matrices A of a model against the number of steps, mean and
     range over images, layers and heads, in float64; says how many steps reach 1e-3.
 
     Args:
@@ -399,7 +399,7 @@ def figures_newton(
         modules: Python modules to import first, which register attentions of your own.
     """
     with needs("train", "a figure"):
-        from .figures.newton import run
+        from .lab.figures.newton import run
 
     import_modules(modules)
     run(ckpt, images, size, out)
@@ -412,9 +412,9 @@ def figures_spectrum(
     out: Path = Path("figures"),
     modules: Names = None,
 ) -> None:
-    """Draw the eigenvalues of a bottleneck matrix, and how its inverse grows with it.
+    """Draw the eigenvalues of a landmark matrix, and how its inverse grows with it.
 
-    Spectral norms of A^+ and of D^-1/2 A^+ D^-1/2 against the number of bottleneck tokens m, from
+    Spectral norms of A^+ and of D^-1/2 A^+ D^-1/2 against the number of landmarks m, from
     49 to 1,024, with the fitted exponents beside the paper's m^2 and m.
 
     Args:
@@ -426,7 +426,7 @@ def figures_spectrum(
         modules: Python modules to import first, which register attentions of your own.
     """
     with needs("train", "a figure"):
-        from .figures.spectrum import run
+        from .lab.figures.spectrum import run
 
     import_modules(modules)
     run(ckpt, images, layer, out)
@@ -457,7 +457,7 @@ def figures_heatmap(
         modules: Python modules to import first, which register attentions of your own.
     """
     with needs("train", "a figure"):
-        from .figures.heatmap import run
+        from .lab.figures.heatmap import run
 
     import_modules(modules)
     run(ckpts, images, place, layer, size, out)
@@ -486,7 +486,7 @@ def figures_resolution(
         modules: Python modules to import first, which register attentions of your own.
     """
     with needs("train", "a figure"):
-        from .figures.resolution import run
+        from .lab.figures.resolution import run
 
     import_modules(modules)
     run(ckpts, sizes, root, split, out)
@@ -500,7 +500,7 @@ def figures_memory(results: Path = Path("results"), out: Path = Path("figures"))
         out: Folder for memory.png, memory.svg and memory.csv.
     """
     with needs("plots", "a figure"):
-        from .figures.cost import run_memory
+        from .lab.figures.cost import run_memory
 
     run_memory(results, out)
 
@@ -513,7 +513,7 @@ def figures_throughput(results: Path = Path("results"), out: Path = Path("figure
         out: Folder for throughput.png, throughput.svg and throughput.csv.
     """
     with needs("plots", "a figure"):
-        from .figures.cost import run_throughput
+        from .lab.figures.cost import run_throughput
 
     run_throughput(results, out)
 
@@ -530,7 +530,7 @@ def explore(
 ) -> None:
     """Serve a page for the browser that shows what every patch of an image attends to.
 
-    Two models side by side, every layer and head, at several resolutions; the bottleneck, the
+    Two models side by side, every layer and head, at several resolutions; the landmarks, the
     prediction, the convergence of the inverse. Prints the page's address; Ctrl-C ends it.
     Everything stays on this machine: nothing is downloaded or sent.
 
@@ -542,7 +542,7 @@ def explore(
         modules: Python modules to import first, which register attentions of your own.
     """
     with needs("explore", "the explorer"):
-        from .explore.page import run
+        from .lab.explore.page import run
 
     import_modules(modules)
     run(ckpts, host, port)
@@ -637,14 +637,14 @@ def _runs(arguments: list[str]) -> None:
     )
     given = parser.parse_args(arguments[1:])
     with needs("train"):
-        from .bench.runs import run
+        from .lab.bench.runs import run
     run(given.folders, given.out)
 
 
 def _reproduce(arguments: list[str]) -> None:
     with needs("train"):
-        from .reproduce.command import TITLES, run
-        from .reproduce.page import write_page
+        from .lab.reproduce.command import TITLES, run
+        from .lab.reproduce.page import write_page
     shown = "; ".join(f"{name}: {title.lower()}" for name, title in TITLES.items())
     parser = ArgumentParser(
         prog="softmaxfree reproduce",

@@ -1,7 +1,8 @@
-"""Where a number comes from: commit, hardware, versions and the command that runs."""
+"""Where a number comes from: commit, hardware, versions, memory, and the command that runs."""
 
 import os
 import platform
+import resource
 import shlex
 import shutil
 import subprocess
@@ -52,6 +53,28 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def process_bytes(field: str) -> int | None:
+    """A number of bytes that Linux reports of this process; None on other systems."""
+    path = Path("/proc/self/status")
+    if not path.exists():
+        return None
+    for line in path.read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def largest_memory() -> int:
+    """The most bytes that this process has ever had in memory, all included."""
+    # What getrusage says counts the process that this one was started from.
+    return process_bytes("VmHWM") or largest_ever()
+
+
+def largest_ever() -> int:
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return largest if sys.platform == "darwin" else largest * 1024
 
 
 def program() -> str:

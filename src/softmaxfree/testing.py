@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from .layers.multihead import Layout, MultiHeadAttention
-from .layers.table import attention_class, build_attention, chosen_options
+from .layers.registry import attention_class, build_attention, chosen_options
 
 DIM, HEADS = 24, 3
 
@@ -79,7 +79,7 @@ class AttentionBattery:
         assert x.grad.any(-1).all(), "some tokens change nothing"
 
     def test_gradients_are_those_of_differences(self) -> None:
-        layer = self.build(1, tokens=4)
+        layer = self.build(1, num_landmarks=4)
         x, direction = _tokens(1, 20, DIM), _tokens(1, 20, DIM, seed=1)
         x.requires_grad_()
         cotangent = _tokens(1, 20, DIM, seed=2)
@@ -101,7 +101,7 @@ class AttentionBattery:
         assert _error(both, first + 2 * second) < 1e-9
 
     def test_padding_changes_nothing(self) -> None:
-        for options in ({}, {"tokens": 4}, {"value_conv": 3}, {"prefix_tokens": 1}):
+        for options in ({}, {"num_landmarks": 4}, {"value_conv": 3}, {"prefix_tokens": 1}):
             for layer in self.build_both(1, **options):
                 x = _tokens(2, 37, DIM)
                 padded = torch.cat([x, x.new_full((2, 20, DIM), torch.nan)], 1)
@@ -112,7 +112,7 @@ class AttentionBattery:
     def test_padding_reaches_no_gradient(self) -> None:
         """Where it holds NaN neither: NaN times 0 is NaN."""
         for options in ({}, {"value_conv": 3}, {"gate": True}):
-            for layer in self.build_both(1, tokens=4, **options):
+            for layer in self.build_both(1, num_landmarks=4, **options):
                 x = _tokens(2, 57, DIM)
                 x[:, 37:] = torch.nan
                 x.requires_grad_()
@@ -130,7 +130,7 @@ class AttentionBattery:
         canvas = torch.full((2, 9, 8, DIM), torch.nan, dtype=x.dtype)
         mask = torch.zeros(2, 9, 8, dtype=torch.bool)
         canvas[:, :6, :5], mask[:, :6, :5] = x.unflatten(1, (6, 5)), True
-        for layer in self.build_both(tokens=4):
+        for layer in self.build_both(num_landmarks=4):
             got = layer(canvas.flatten(1, 2), (9, 8), mask=mask.flatten(1))
             got = got.unflatten(1, (9, 8))[:, :6, :5].flatten(1, 2)
             error = _error(got, layer(x, (6, 5)))
@@ -140,7 +140,7 @@ class AttentionBattery:
         x, other = _tokens(1, 40, DIM), _tokens(1, 40, DIM, seed=1)
         mask = torch.arange(40) % 3 > 0
         mixed = torch.where(mask[:, None], x, 100 * other)
-        for layer in self.build_both(1, tokens=4):
+        for layer in self.build_both(1, num_landmarks=4):
             first, second = layer(x, mask=mask[None]), layer(mixed, mask=mask[None])
             error = _error(second[:, mask], first[:, mask])
             assert error < 1e-9, f"with tie_qk={layer.tie_qk}: {error:.1e}"
@@ -179,7 +179,7 @@ class AttentionBattery:
         assert _error(layer(x[:, order]), layer(x)[:, order]) < 1e-9
 
     def test_context(self) -> None:
-        layer = self.build(tokens=4)
+        layer = self.build(num_landmarks=4)
         x, context = _tokens(2, 8 * 8, DIM), _tokens(2, 6 * 5, DIM, seed=1)
         if not attention_class(self.name).cross_attention:
             assert "context" in _refusal(layer, x, (8, 8), context, (6, 5))
@@ -212,10 +212,10 @@ class AttentionBattery:
         assert torch.equal(other(x, (8, 8)), layer(x, (8, 8)))
 
     def test_cost_grows_as_declared(self) -> None:
-        """Of 16 x 16 and 32 x 32 tokens, with as many bottleneck tokens."""
+        """Of 16 x 16 and 32 x 32 tokens, with as many landmarks."""
         counts = []
         for side in (16, 32):
-            layer = self.build(tokens=16, max_size=(side, side), ratio=side // 4).float()
+            layer = self.build(num_landmarks=16, max_size=(side, side), ratio=side // 4).float()
             with torch.no_grad(), FlopCounterMode(display=False) as counter:
                 layer(_tokens(1, side * side, DIM).float(), (side, side))
             counts.append(counter.get_total_flops())

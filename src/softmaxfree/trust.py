@@ -15,7 +15,7 @@ import yaml
 from torch import nn
 
 from .errors import UserError, visible
-from .layers.table import ATTENTIONS, attention_options
+from .layers.registry import ATTENTIONS, attention_options
 
 Kind = Callable[[Any], bool]
 """Whether a value may be taken."""
@@ -124,7 +124,7 @@ def _named(names: str, kind: Kind) -> dict[str, Kind]:
 _BACKBONE_OPTIONS: Table = {
     **_named(
         "img_size patch_size in_chans embed_dim embed_dims dims num_heads head_dim "
-        "ratio ratios sr_ratios tokens num_landmarks iters value_conv stem_stride window_size "
+        "ratio ratios sr_ratios num_landmarks iters value_conv stem_stride window_size "
         "reg_tokens kernel_sizes output_stride stem_width base_width cardinality head_hidden_size",
         _SIZES,
     ),

@@ -42,14 +42,14 @@ def test_numbers_are_those_of_the_matrices(name: str) -> None:
             "ridged_condition": torch.linalg.cond(b),
             "inverse_norm": torch.linalg.matrix_norm(inverse, 2),
             "middle_norm": torch.linalg.matrix_norm(z, 2),
-            "bottleneck_norm": torch.linalg.matrix_norm(a @ z @ a, 2),
+            "landmark_attention_norm": torch.linalg.matrix_norm(a @ z @ a, 2),
             "norm": torch.linalg.matrix_norm(s, 2),
         }
         for measure, values in expected.items():
             mean, largest = getattr(layer, measure)
             assert mean == pytest.approx(values.mean().item(), rel=1e-3), measure
             assert largest == pytest.approx(values.max().item(), rel=1e-3), measure
-        assert (layer.tokens, layer.bottleneck) == p.shape[-2:]
+        assert (layer.tokens, layer.num_landmarks) == p.shape[-2:]
         assert layer.normalize == (name == "softpp_nano")
         eigenvalues = torch.linalg.eigvalsh(a)
         assert layer.eigenvalues[0] == pytest.approx(eigenvalues.min().item(), rel=1e-6)
@@ -89,7 +89,7 @@ def test_softpp_stays_in_range(side: int) -> None:
     assert not diagnosis.warnings
     for layer in diagnosis.layers:
         assert layer.middle_norm.max < layer.inverse_norm.max
-        assert 0.5 < layer.bottleneck_norm.mean < 1.6
+        assert 0.5 < layer.landmark_attention_norm.mean < 1.6
 
 
 def test_an_inverse_that_is_none_is_told() -> None:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from softmaxfree import MultiHeadAttention, attention_rows, recorded_attention, replace_attention
-from softmaxfree.analysis.record import AttentionRecord
-from softmaxfree.layers.table import ATTENTIONS, attention_class, build_attention
+from softmaxfree.analysis.attention_record import AttentionRecord
+from softmaxfree.layers.registry import ATTENTIONS, attention_class, build_attention
 
 from ..helpers import relative_error, tokens
 
@@ -169,7 +169,7 @@ def test_a_model_of_timm_with_its_attention_replaced(image: Tensor) -> None:
     vit = timm.create_model(
         "vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2, embed_dim=48, num_heads=3
     )
-    replace_attention(vit, "softpp", tokens=4, measure=False)
+    replace_attention(vit, "softpp", num_landmarks=4, measure=False)
     assert attention_rows(vit, image[..., :32], (3, 0), "blocks.1.attn.layer").shape == (3, 4, 4)
 
 

@@ -19,8 +19,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from softmaxfree.bench.results import result
 from softmaxfree.files import write_atomically
+from softmaxfree.lab.results import result
 
 HERE = Path(__file__).parent
 SHARES = {"test_tokens.py": 12, "test_matrices.py": 12}

@@ -23,9 +23,9 @@ from PIL import Image
 
 from softmaxfree.deploy import export_checked
 from softmaxfree.errors import UserError
-from softmaxfree.explore.view import available_models
-from softmaxfree.figures.heatmap import run as heatmap
-from softmaxfree.figures.subject import subjects
+from softmaxfree.lab.explore.view import available_models
+from softmaxfree.lab.figures.heatmap import run as heatmap
+from softmaxfree.lab.figures.subject import subjects
 from softmaxfree.models.convert import convert
 from softmaxfree.tasks.predict import run as predict
 from softmaxfree.tasks.warm_start import initialise
@@ -130,7 +130,7 @@ PLACES = [
     *(("model", "init_args", "options", name) for name in (
         "checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir",
         "features_only", "norm_layer", "act_layer", "attention_options", "embed_dims", "img_size",
-        "tokens", "inverse", "sampler", "device", "dtype", "unknown",
+        "num_landmarks", "inverse", "sampler", "device", "dtype", "unknown",
     )),
     *(("data", "init_args", name) for name in (
         "name", "root", "train_split", "val_split", "test_split", "download", "num_workers",
@@ -190,7 +190,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         (path / "small.yaml").write_text(yaml.safe_dump(CONFIG))
         run("fit", ["--config", "small.yaml", "--out", "honest"])
         # The page's own models take long to load.
-        patch.setattr("softmaxfree.explore.view.subjects", lambda p: subjects(p) if p else [])
+        patch.setattr("softmaxfree.lab.explore.view.subjects", lambda p: subjects(p) if p else [])
         patch.syspath_prepend(path)  # as with python -m
         for source, name in (
             (socket.socket, "connect"),

@@ -17,7 +17,7 @@ from PIL import Image
 
 from softmaxfree.data.image_files import OWN, ImageFileError, load_image, read_image
 from softmaxfree.errors import UserError
-from softmaxfree.explore.uploads import LIMITS, read_upload
+from softmaxfree.lab.explore.uploads import LIMITS, read_upload
 
 from ..processes import exit_code
 

@@ -48,7 +48,7 @@ def test_any_image_gives_a_finite_result_and_gradients_everywhere(
 ) -> None:
     layer = build(
         sampler=sampler,
-        tokens=number,
+        num_landmarks=number,
         prefix_tokens=prefix,
         value_conv=value_conv,
         normalize=normalize,
@@ -73,7 +73,7 @@ def test_is_the_operation_between_its_projections() -> None:
 
 
 def test_a_ratio_of_1_without_norm_is_exact_attention() -> None:
-    """The class token included: the bottleneck is then all tokens."""
+    """The class token included: all tokens are landmarks then."""
     layer = build(
         sampler="avg", ratio=1, landmark_norm=False, prefix_tokens=1, normalize=False,
         inverse="exact",
@@ -140,7 +140,8 @@ def test_the_value_convolution_is_added_to_the_grid_alone() -> None:
 def test_padding_a_sequence_changes_nothing(
     sampler: str, number: int | None, value_conv: int | None
 ) -> None:
-    layer = build(ndim=1, sampler=sampler, tokens=number, value_conv=value_conv, prefix_tokens=1)
+    options = {"num_landmarks": number, "value_conv": value_conv, "prefix_tokens": 1}
+    layer = build(ndim=1, sampler=sampler, **options)
     x = tokens(2, 1 + 13, 12)
     expected = layer(x)
     padded = torch.cat([x, x.new_full((2, 9, 12), torch.nan)], 1)
@@ -152,7 +153,7 @@ def test_padding_a_sequence_changes_nothing(
 def test_padding_an_image_changes_nothing() -> None:
     for number in (None, 9):
         for sampler in ("conv", "avg"):
-            layer = build(sampler=sampler, tokens=number, value_conv=3)
+            layer = build(sampler=sampler, num_landmarks=number, value_conv=3)
             x = tokens(2, 9 * 7, 12)
             canvas, mask = torch.full((2, 16, 10, 12), 7.0).double(), torch.zeros(2, 16, 10)
             canvas[:, :9, :7], mask[:, :9, :7] = x.unflatten(1, (9, 7)), 1
@@ -163,7 +164,7 @@ def test_padding_an_image_changes_nothing() -> None:
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_cross_attention_samples_both_sides(sampler: str) -> None:
-    layer = build(sampler=sampler, landmark_norm=False, tokens=4)
+    layer = build(sampler=sampler, landmark_norm=False, num_landmarks=4)
     x, context = tokens(2, 8 * 8, 12), tokens(2, 6 * 5, 12, seed=1)
     q, k, v = heads(layer.q(x)), heads(layer.q(context)), heads(layer.v(context))
     landmarks = torch.cat(
@@ -180,7 +181,7 @@ def test_cross_attention_samples_both_sides(sampler: str) -> None:
 
 def test_a_sample_does_not_depend_on_its_batch_mates() -> None:
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-12)):
-        layer = build(value_conv=3, tokens=9).to(dtype)
+        layer = build(value_conv=3, num_landmarks=9).to(dtype)
         x = tokens(4, 16 * 16, 12, dtype=dtype)
         x[1], x[2] = 1.0, x[2] * 1e3
         together = layer(x, (16, 16))
@@ -203,7 +204,7 @@ def test_half_precision(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    "kwargs", [{}, {"tokens": 9, "value_conv": 3, "prefix_tokens": 1}], ids=str
+    "kwargs", [{}, {"num_landmarks": 9, "value_conv": 3, "prefix_tokens": 1}], ids=str
 )
 def test_compiles_without_breaks(kwargs: dict[str, object]) -> None:
     layer = build(**kwargs).train()

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from softmaxfree import MultiHeadAttention, SoftmaxFreeAttention, register_attention
-from softmaxfree.bench.contestants import layer_names
+from softmaxfree.lab.bench.contestants import layer_names
 from softmaxfree.layers.multihead import Layout
-from softmaxfree.layers.table import ATTENTIONS, attention_class, attention_options
+from softmaxfree.layers.registry import ATTENTIONS, attention_class, attention_options
 from softmaxfree.testing import AttentionBattery
 
 OPTIONS: dict[str, dict[str, Any]] = {"reformer": {"bucket": 8}}

@@ -14,16 +14,16 @@ from timm.models.pvt_v2 import Attention as PvtAttention
 from torch import Tensor, nn
 
 from softmaxfree import SoftmaxFreeAttention, gaussian_attention
-from softmaxfree.bench.contestants import layer_names
+from softmaxfree.lab.bench.contestants import layer_names
 from softmaxfree.layers.linformer import LinformerAttention
 from softmaxfree.layers.multihead import Layout
 from softmaxfree.layers.nystromformer import NystromformerAttention, softmax_pinv
 from softmaxfree.layers.performer import PerformerAttention, favor, orthogonal_directions
 from softmaxfree.layers.reformer import ReformerAttention, fixed_rotations, lsh_attention
+from softmaxfree.layers.registry import ATTENTIONS
 from softmaxfree.layers.skyformer import SkyformerAttention
 from softmaxfree.layers.softmax import SoftmaxAttention
 from softmaxfree.layers.spatial_reduction import SpatialReductionAttention
-from softmaxfree.layers.table import ATTENTIONS
 
 from ..helpers import relative_error, tokens
 
@@ -56,7 +56,7 @@ def test_softmax_is_torchs_multi_head_attention() -> None:
 @pytest.mark.parametrize("n", [20, 32], ids=["shorter", "whole"])
 def test_linformer(n: int) -> None:
     theirs = ready(LinformerSelfAttention(12, 32, k=8, heads=3))
-    ours = ready(LinformerAttention(12, 3, ndim=1, max_size=(32,), tokens=8, qkv_bias=False))
+    ours = ready(LinformerAttention(12, 3, ndim=1, max_size=(32,), num_landmarks=8, qkv_bias=False))
     copy_projections(
         ours, theirs.to_q.weight, theirs.to_k.weight, theirs.to_v.weight, theirs.to_out
     )
@@ -79,21 +79,21 @@ def test_linformer_with_a_full_projection_is_softmax() -> None:
 
 
 def test_linformer_refuses_what_it_has_no_projection_for() -> None:
-    layer = ready(LinformerAttention(12, 3, max_size=(4, 5), tokens=4))
+    layer = ready(LinformerAttention(12, 3, max_size=(4, 5), num_landmarks=4))
     with pytest.raises(ValueError, match=r"learned for at most \(4, 5\) tokens, got \(5, 5\)"):
         layer(tokens(1, 25, 12), (5, 5))
     with pytest.raises(ValueError, match=r"max_size must be 2 sides of 1 or more, got \(4,\)"):
         LinformerAttention(12, 3, max_size=(4,))
 
 
-def test_linformer_has_as_many_mixtures_as_soft_has_bottleneck_tokens() -> None:
+def test_linformer_has_as_many_mixtures_as_soft_has_landmarks() -> None:
     for size, options in (
-        ((4, 4), {"tokens": 49}),
-        ((16, 3), {"tokens": 49}),
+        ((4, 4), {"num_landmarks": 49}),
+        ((16, 3), {"num_landmarks": 49}),
         ((10, 3), {"ratio": 4}),
-        ((64, 64), {"ratio": 16, "tokens": 9}),
-        ((20,), {"tokens": 30}),
-        ((20,), {"tokens": 6}),
+        ((64, 64), {"ratio": 16, "num_landmarks": 9}),
+        ((20,), {"num_landmarks": 30}),
+        ((20,), {"num_landmarks": 6}),
     ):
         common = {"ndim": len(size), "prefix_tokens": 1} | options
         ours = LinformerAttention(12, 3, max_size=size, **common)
@@ -106,9 +106,9 @@ def test_linformer_has_as_many_mixtures_as_soft_has_bottleneck_tokens() -> None:
 def test_linformer_refuses_bad_numbers_of_mixtures() -> None:
     for options, message in (
         ({"ratio": 0}, "ratio must be at least 1, got 0"),
-        ({"tokens": 0}, "tokens must be at least 1, got 0"),
-        ({"tokens": -3}, "tokens must be at least 1, got -3"),
-        ({"tokens": 5}, "tokens must be a square number for images, got 5"),
+        ({"num_landmarks": 0}, "tokens must be at least 1, got 0"),
+        ({"num_landmarks": -3}, "tokens must be at least 1, got -3"),
+        ({"num_landmarks": 5}, "tokens must be a square number for images, got 5"),
     ):
         with pytest.raises(ValueError, match=message):
             LinformerAttention(12, 3, max_size=(4, 5), **options)
@@ -137,7 +137,7 @@ def test_spatial_reduction_is_pvts(ratio: int) -> None:
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize(
     ("options", "grid"),
-    [({"ratio": 2}, (5, 4)), ({"ratio": 2, "tokens": 9}, (3, 3)), ({"ratio": 1}, (9, 8))],
+    [({"ratio": 2}, (5, 4)), ({"ratio": 2, "num_landmarks": 9}, (3, 3)), ({"ratio": 1}, (9, 8))],
     ids=str,
 )
 def test_spatial_reduction_names_the_grid_it_leaves(
@@ -244,7 +244,7 @@ def test_a_redrawn_step_survives_gradient_checkpointing() -> None:
 def test_nystromformer() -> None:
     """One sample and one head: their start of the inverse is that of the whole batch."""
     theirs = ready(NystromAttention(8, dim_head=8, heads=1, num_landmarks=5, residual=False))
-    ours = ready(NystromformerAttention(8, 1, ndim=1, tokens=5, qkv_bias=False))
+    ours = ready(NystromformerAttention(8, 1, ndim=1, num_landmarks=5, qkv_bias=False))
     copy_projections(ours, *theirs.to_qkv.weight.chunk(3), theirs.to_out[0])
     x = tokens(1, 40, 8)
     assert relative_error(ours(x), theirs(x)) < 1e-12
@@ -377,7 +377,7 @@ def test_skyformer_with_all_tokens_is_gaussian_attention() -> None:
 
 
 def test_skyformer_draws_from_queries_and_keys() -> None:
-    layer = ready(SkyformerAttention(12, 3, ndim=1, tokens=8))
+    layer = ready(SkyformerAttention(12, 3, ndim=1, num_landmarks=8))
     seen = []
     layer.sampler.count = lambda size: seen.append(size) or 8  # type: ignore[method-assign]
     x = tokens(1, 64, 12)

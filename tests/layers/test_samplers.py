@@ -1,4 +1,4 @@
-"""Bottleneck tokens: what each sampler makes of a grid, a line, a mask."""
+"""Landmarks: what each sampler makes of a grid, a line, a mask."""
 
 import math
 
@@ -25,7 +25,7 @@ def tokens_of(grid: Tensor, q: Tensor) -> Tensor:
 
 def build(name: str, ndim: int, **kwargs: object) -> torch.nn.Module:
     torch.manual_seed(0)
-    arguments = {"ratio": 4, "tokens": None, **kwargs}
+    arguments = {"ratio": 4, "num_landmarks": None, **kwargs}
     return SAMPLERS[name](6, ndim, **arguments).double().eval()
 
 
@@ -63,7 +63,7 @@ def test_a_number_of_tokens_pools_adaptively(size: Size) -> None:
     bins = [min(side, length) for length in size]
     pooling = F.adaptive_avg_pool1d if len(size) == 1 else F.adaptive_avg_pool2d
     expected = pooling(grid_of(q, size), bins if len(size) == 2 else bins[0])
-    landmarks, _ = build("avg", len(size), tokens=9)(q, size, None)
+    landmarks, _ = build("avg", len(size), num_landmarks=9)(q, size, None)
     assert relative_error(landmarks, tokens_of(expected, q)) < 1e-12
 
 
@@ -72,9 +72,9 @@ def test_a_number_of_tokens_equals_the_ratio_at_the_size_it_stands_for() -> None
     q = tokens(2, 2, 28 * 28, 6)
     for name in ("conv", "avg"):
         by_ratio, _ = build(name, 2)(q, (28, 28), None)
-        by_number, _ = build(name, 2, tokens=49)(q, (28, 28), None)
+        by_number, _ = build(name, 2, num_landmarks=49)(q, (28, 28), None)
         assert relative_error(by_number, by_ratio) < 1e-12
-        larger, _ = build(name, 2, tokens=49)(tokens(1, 2, 60 * 45, 6), (60, 45), None)
+        larger, _ = build(name, 2, num_landmarks=49)(tokens(1, 2, 60 * 45, 6), (60, 45), None)
         assert larger.shape == (1, 2, 49, 6)
 
 
@@ -82,7 +82,7 @@ def test_a_number_of_tokens_equals_the_ratio_at_the_size_it_stands_for() -> None
 @pytest.mark.parametrize("size", [(7,), (9, 5)], ids=str)
 @pytest.mark.parametrize("number", [None, 9])
 def test_how_many_landmarks_there_are(name: str, size: Size, number: int | None) -> None:
-    landmarks, _ = build(name, len(size), tokens=number)(
+    landmarks, _ = build(name, len(size), num_landmarks=number)(
         tokens(2, 3, math.prod(size), 6), size, None
     )
     if number is None:
@@ -107,7 +107,7 @@ def test_padding_changes_nothing(
     name: str, number: int | None, pad: str, size: Size, padded: Size
 ) -> None:
     """Grids padded to the right and below, their padding masked, whatever it holds."""
-    sampler = build(name, len(size), tokens=number, pad=pad)
+    sampler = build(name, len(size), num_landmarks=number, pad=pad)
     q = tokens(2, 3, math.prod(size), 6)
     expected, _ = sampler(q, size, None)
     region = tuple(slice(0, side) for side in size)
@@ -128,7 +128,7 @@ def test_a_mask_may_differ_from_sample_to_sample() -> None:
     mask = torch.arange(20) < lengths[:, None]
     for name in SAMPLERS:
         for number in (None, 4):
-            sampler = build(name, 1, tokens=number)
+            sampler = build(name, 1, num_landmarks=number)
             landmarks, kept = sampler(q, (20,), mask)
             for i, length in enumerate(lengths.tolist()):
                 alone, _ = sampler(q[i : i + 1, :, :length], (length,), None)
@@ -137,7 +137,7 @@ def test_a_mask_may_differ_from_sample_to_sample() -> None:
 
 def test_random_is_one_draw_a_step_and_fixed_in_evaluation() -> None:
     q = tokens(1, 1, 100, 6).expand(4, 2, -1, -1)
-    sampler = build("random", 1, tokens=9)
+    sampler = build("random", 1, num_landmarks=9)
     first, second = sampler(q, (100,), None)[0], sampler(q, (100,), None)[0]
     assert torch.equal(first, second)
     assert len(first[0, 0].unique(dim=0)) == 9
@@ -150,7 +150,7 @@ def test_random_is_one_draw_a_step_and_fixed_in_evaluation() -> None:
 
 def test_biased_takes_the_first() -> None:
     q = tokens(1, 2, 20, 6)
-    landmarks, _ = build("biased", 1, tokens=5)(q, (20,), None)
+    landmarks, _ = build("biased", 1, num_landmarks=5)(q, (20,), None)
     assert torch.equal(landmarks, q[:, :, :5])
 
 
@@ -160,8 +160,8 @@ def test_biased_takes_the_first() -> None:
         ({"ndim": 3}, r"ndim must be 1 \(sequences\) or 2 \(images\), got 3"),
         ({"ratio": 0}, "ratio must be at least 1, got 0"),
         ({"pad": "zeros"}, "pad must be 'replicate' or 'drop', got 'zeros'"),
-        ({"tokens": 50}, "tokens must be a square number for images, got 50"),
-        ({"tokens": 0}, "tokens must be at least 1, got 0"),
+        ({"num_landmarks": 50}, "tokens must be a square number for images, got 50"),
+        ({"num_landmarks": 0}, "tokens must be at least 1, got 0"),
     ],
 )
 def test_bad_arguments_are_named(kwargs: dict[str, object], message: str) -> None:
@@ -177,5 +177,5 @@ def test_dropping_needs_a_whole_window() -> None:
 def test_averages_of_large_tokens_stay_in_float16() -> None:
     """The sum of a window of these does not."""
     q = torch.full((1, 1, 16, 6), 3e4, dtype=torch.float16)
-    landmarks, _ = SAMPLERS["avg"](6, 2, ratio=4, tokens=None)(q, (4, 4), None)
+    landmarks, _ = SAMPLERS["avg"](6, 2, ratio=4, num_landmarks=None)(q, (4, 4), None)
     assert torch.equal(landmarks, q[:, :, :1])

@@ -87,7 +87,7 @@ def test_any_size(name: str, size: tuple[int, int]) -> None:
     ("name", "arguments", "size"),
     [
         ("softpp_tiny_fudan", {"inverse": "auto"}, (800, 1333)),
-        ("softpp_tiny", {"tokens": 49}, (1024, 2048)),
+        ("softpp_tiny", {"num_landmarks": 49}, (1024, 2048)),
     ],
 )
 def test_large_images(name: str, arguments: dict[str, object], size: tuple[int, int]) -> None:
@@ -117,7 +117,7 @@ def test_positions_are_resized() -> None:
         ("softpp_nano", {}),
         ("soft_nano", {"inverse": "damped"}),
         ("softpp_nano", {"inverse": "backtrack", "stage4": "softmax"}),
-        ("softpp_nano", {"tokens": 16, "sampler": "random"}),
+        ("softpp_nano", {"num_landmarks": 16, "sampler": "random"}),
         ("softx_nano", {}),
         ("softpp_vit_small", {"depth": 3}),
     ],
@@ -126,7 +126,7 @@ def test_positions_are_resized() -> None:
 def test_an_image_gives_the_same_alone_and_in_any_batch(
     name: str, arguments: dict[str, object]
 ) -> None:
-    # Bottleneck tokens without a LayerNorm lie closer together, which costs a digit.
+    # Landmarks without a LayerNorm lie closer together, which costs a digit.
     rounding = 1e-4 if name == "softx_nano" else 1e-5
     for dtype, tolerance in ((torch.float32, rounding), (torch.float64, 1e-12)):
         model = build(name, dtype=dtype, **arguments)
@@ -180,8 +180,8 @@ def test_tie_qk() -> None:
 
 @pytest.mark.parametrize("tokens", [36, 49, 64, 81])
 def test_tokens_in_place_of_ratios(tokens: int) -> None:
-    """As many bottleneck tokens, and the class token, in every stage and at every size."""
-    model = build("softpp_tiny", tokens=tokens, depths=(1, 1, 1, 1))
+    """As many landmarks, and the class token, in every stage and at every size."""
+    model = build("softpp_tiny", num_landmarks=tokens, depths=(1, 1, 1, 1))
     found = []
     for layer in attentions(model):
         layer.landmark_norm.register_forward_hook(lambda *call: found.append(call[2].shape[2]))
@@ -192,7 +192,7 @@ def test_tokens_in_place_of_ratios(tokens: int) -> None:
 
 def test_49_tokens_at_224_are_the_ratios_with_the_same_weights() -> None:
     ratios = build("softpp_tiny", depths=(1, 1, 1, 1))
-    tokens = build("softpp_tiny", depths=(1, 1, 1, 1), tokens=49)
+    tokens = build("softpp_tiny", depths=(1, 1, 1, 1), num_landmarks=49)
     tokens.load_state_dict(ratios.state_dict())
     x = images(1, 3, 224, 224)
     with torch.no_grad():
@@ -268,7 +268,7 @@ def test_img_size_sets_the_grids() -> None:
         ({"attention": "gaussian", "inverse": "newton"}, "attention 'gaussian' has no inverse"),
         ({"sampler": "max"}, "unknown sampler 'max'"),
         ({"inverse": "svd"}, "unknown method 'svd'"),
-        ({"tokens": 50}, "tokens must be a square number for images, got 50"),
+        ({"num_landmarks": 50}, "num_landmarks must be a square number for images, got 50"),
         ({"embed_dims": (64, 128)}, r"embed_dims must be 4 numbers, 1 or more, got \(64, 128\)"),
         ({"depths": (1, 1, 0, 1)}, "depths must be 4 numbers, 1 or more"),
         ({"num_heads": (3, 3, 3, 3)}, "num_heads must divide dim, got dim=32, num_heads=3"),
@@ -295,7 +295,7 @@ def test_bad_arguments_are_named(arguments: dict[str, object], message: str) -> 
         *(
             ({name: value}, f"{name} in attention_options is set by an argument .*; pass {name}")
             for name, value in {
-                "tie_qk": True, "tokens": 16, "ridge": 0.1, "value_conv": 3, "ratio": 1,
+                "tie_qk": True, "num_landmarks": 16, "ridge": 0.1, "value_conv": 3, "ratio": 1,
                 "sampler": "avg", "inverse": None, "iters": 3, "pad": "drop",
             }.items()
         ),

@@ -225,7 +225,12 @@ def test_released_names_are_known_inside_other_models(released: Path) -> None:
 
 @pytest.mark.parametrize("safe", [True, False])
 def test_timms_own_saving_round_trips(safe: bool, tmp_path: Path) -> None:
-    arguments = {"tokens": 4, "value_conv": 3, "attention": "soft", "embed_dims": [16, 32, 48, 64]}
+    arguments = {
+        "num_landmarks": 4,
+        "value_conv": 3,
+        "attention": "soft",
+        "embed_dims": [16, 32, 48, 64],
+    }
     model = build("softpp_nano", **arguments, num_heads=[1, 2, 3, 4])
     folder = tmp_path / "saved"
     arguments["num_heads"] = [1, 2, 3, 4]

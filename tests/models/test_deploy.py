@@ -48,7 +48,7 @@ def test_compiles_with_the_default_backend() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"tokens": 16, "sampler": "avg", "stage4": "softmax"},
+        {"num_landmarks": 16, "sampler": "avg", "stage4": "softmax"},
         {"inverse": "damped", "pad": "drop", "tie_qk": False},
         {"overlap": False, "attention": "gaussian"},
     ],

@@ -12,8 +12,8 @@ from timm.models import checkpoint_seq
 from torch import Tensor, nn
 
 from softmaxfree import MultiHeadAttention, register_attention, replace_attention, tie_qk
-from softmaxfree.bench.contestants import layer_names
-from softmaxfree.layers.table import ATTENTIONS
+from softmaxfree.lab.bench.contestants import layer_names
+from softmaxfree.layers.registry import ATTENTIONS
 from softmaxfree.models.soft import window_ratio
 
 from ..helpers import relative_error
@@ -173,9 +173,9 @@ def test_keys_come_back_as_the_last_attention_that_had_some_left_them() -> None:
 
 def test_an_attention_with_other_options_keeps_its_own_weights() -> None:
     model = vit()
-    replace_attention(model, "soft", tokens=4, value_conv=3, measure=False)
+    replace_attention(model, "soft", num_landmarks=4, value_conv=3, measure=False)
     before = deepcopy(layers(model))
-    report = replace_attention(model, "softpp", tokens=4, measure=False)
+    report = replace_attention(model, "softpp", num_landmarks=4, measure=False)
     assert {"sampler.weight", "landmark_norm.0.weight"} <= set(report.kept)
     assert report.new == ()
     assert report.dropped == ("value_conv.weight",)
@@ -186,12 +186,12 @@ def test_an_attention_with_other_options_keeps_its_own_weights() -> None:
     assert report.new == ("sampler.weight",)
 
 
-def test_bottleneck_tokens_follow_from_the_map() -> None:
+def test_the_number_of_landmarks_follows_from_the_map() -> None:
     model = vit(img_size=(224, 336))
     replace_attention(model, "softpp", measure=False)
     sampler = layers(model)[0].sampler
     assert (sampler.tokens, sampler.ratio) == (49, window_ratio(14, 49)) == (49, 2)
-    replace_attention(model, "softpp", tokens=16, measure=False)
+    replace_attention(model, "softpp", num_landmarks=16, measure=False)
     sampler = layers(model)[0].sampler
     assert (sampler.tokens, sampler.ratio) == (16, 3)
     replace_attention(model, "softpp", ratio=7, sampler="avg", measure=False)
@@ -509,7 +509,7 @@ def test_the_report_is_a_table_that_fits_a_terminal() -> None:
 
 
 def test_an_attention_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("softmaxfree.layers.table.ATTENTIONS", dict(ATTENTIONS))
+    monkeypatch.setattr("softmaxfree.layers.registry.ATTENTIONS", dict(ATTENTIONS))
 
     @register_attention("average")
     class AverageAttention(MultiHeadAttention):
@@ -561,12 +561,20 @@ def test_heads_of_another_width_are_refused() -> None:
     ("name", "options", "reason"),
     [
         ("softermax", {}, "unknown attention 'softermax'"),
-        ("softmax", {"tokens": 49}, "attention 'softmax' has no tokens; leave it out, or choose"),
+        (
+            "softmax",
+            {"num_landmarks": 49},
+            "attention 'softmax' has no tokens; leave it out, or choose",
+        ),
         ("softpp", {"prefix_tokens": 2}, "prefix_tokens follows from the model"),
         ("softmax", {"qkv_bias": False}, "qkv_bias follows from the model"),
         ("soft", {"normalize": True}, "normalize is what tells softpp from soft"),
-        ("softpp", {"tokens": 50}, "tokens must be a square number"),
-        ("original", {"tokens": 49}, "the original attention has no options; leave out tokens"),
+        ("softpp", {"num_landmarks": 50}, "tokens must be a square number"),
+        (
+            "original",
+            {"num_landmarks": 49},
+            "the original attention has no options; leave out tokens",
+        ),
     ],
     ids=["name", "option", "model's", "weights'", "name's", "value", "original"],
 )

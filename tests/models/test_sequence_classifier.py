@@ -1,4 +1,4 @@
-"""The Long Range Arena's encoder: masks, bottlenecks, pairs, and what it refuses."""
+"""The Long Range Arena's encoder: masks, landmark_matrices, pairs, and what it refuses."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from softmaxfree.layers.attention import SoftmaxFreeAttention
-from softmaxfree.layers.table import ATTENTIONS, attention_class
+from softmaxfree.layers.registry import ATTENTIONS, attention_class
 from softmaxfree.models.sequence_classifier import SequenceClassifier, SequenceEncoder
 
 
@@ -17,8 +17,8 @@ def is_a_layer_of_ours(name: str) -> bool:
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in ATTENTIONS if is_a_layer_of_ours(name)),
-    ("soft", {"tokens": 8}),
-    ("softpp", {"tokens": 8}),
+    ("soft", {"num_landmarks": 8}),
+    ("softpp", {"num_landmarks": 8}),
     ("softpp", {"sampler": "conv"}),
     ("softpp", {"value_conv": 3}),
     ("reformer", {"bucket": 8}),
@@ -77,8 +77,8 @@ def test_it_is_the_benchmarks_encoder() -> None:
     assert [block.attention.num_heads for block in encoder.blocks] == [2, 2]
 
 
-@pytest.mark.parametrize(("options", "expected"), [(None, 25), ({"tokens": 16}, 16)])
-def test_bottleneck_tokens_are_of_windows_of_4_or_as_many_as_asked_for(
+@pytest.mark.parametrize(("options", "expected"), [(None, 25), ({"num_landmarks": 16}, 16)])
+def test_landmarks_are_of_windows_of_4_or_as_many_as_asked_for(
     options: dict[str, Any] | None, expected: int
 ) -> None:
     encoder = SequenceEncoder(20, 100, "soft", options)
@@ -97,6 +97,6 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="a sequence has 91 tokens, but the model is built for 90"):
         classifier("softpp")(torch.ones(1, 91, dtype=torch.int64))
     with pytest.raises(ValueError, match="attention 'softmax' has no tokens"):
-        classifier("softmax", {"tokens": 8})
+        classifier("softmax", {"num_landmarks": 8})
     with pytest.raises(ValueError, match="unknown attention 'sotf'"):
         classifier("sotf")

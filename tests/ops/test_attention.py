@@ -1,4 +1,4 @@
-"""Attention through bottleneck tokens, and exact attention, against the references."""
+"""Attention through landmarks, and exact attention, against the references."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -190,7 +190,7 @@ def test_masks_of_exact_attention_are_checked() -> None:
 
 
 @NORMALIZE
-def test_a_bottleneck_of_all_tokens_is_exact(normalize: bool) -> None:
+def test_all_tokens_as_landmarks_are_exact(normalize: bool) -> None:
     """A A^+ A = A: SOFT is then exact Gaussian attention. SOFT++ is D^-1/2 S D^-1/2 where all
     row sums are equal, as for tokens on a circle."""
     if normalize:
@@ -375,7 +375,7 @@ def test_a_compiled_graph_keeps_the_digits_of_a_far_landmark_s_neighbours() -> N
 
 
 def ill_conditioned(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens whose bottleneck matrix has a condition number near 1e4, as `dtype` rounds them."""
+    """Tokens whose landmark matrix has a condition number near 1e4, as `dtype` rounds them."""
     q = 0.16 * tokens(2, 2, 196, 32)
     q[..., 0] += torch.linspace(0, 3, 196)
     v = tokens(2, 2, 196, 32, seed=1)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from softmaxfree.data.sources import Digits
-from softmaxfree.layers.table import attention_class
+from softmaxfree.layers.registry import attention_class
 from softmaxfree.tasks.embedded import EMBEDDED, embedded_classifier
 
 

@@ -12,10 +12,10 @@ from PIL import Image
 from torch import Tensor
 from torchmetrics.classification import MulticlassConfusionMatrix
 
-from softmaxfree.bench.measure import in_fresh_process, peak_memory
-from softmaxfree.bench.runs import run as put_side_by_side
 from softmaxfree.data.label_maps import IGNORE, open_label_maps
 from softmaxfree.data.segmentation import SegmentationBatch
+from softmaxfree.lab.bench.runs import run as put_side_by_side
+from softmaxfree.lab.measure import in_fresh_process, peak_memory
 from softmaxfree.models.build import build_model
 from softmaxfree.tasks import Segmentation
 from softmaxfree.tasks.predict import run as predict
@@ -112,7 +112,7 @@ def memory_of_windows() -> int:
     torch.set_num_threads(1)
 
     def infer() -> None:
-        options = {"tokens": 49, "depths": [1, 1, 1, 1]}
+        options = {"num_landmarks": 49, "depths": [1, 1, 1, 1]}
         task = Segmentation(
             num_classes=19, backbone="softpp_small", options=options, width=128, window=768,
             step=768,

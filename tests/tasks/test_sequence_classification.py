@@ -8,8 +8,8 @@ import pytest
 import torch
 import yaml
 
-from softmaxfree.bench.runs import run as put_side_by_side
 from softmaxfree.data import SequenceData
+from softmaxfree.lab.bench.runs import run as put_side_by_side
 from softmaxfree.tasks import SequenceClassification
 from softmaxfree.training.command import run
 

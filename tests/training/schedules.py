@@ -20,8 +20,8 @@ from lightning.pytorch import Callback, Trainer
 from torch import Tensor, nn
 
 from softmaxfree.checkpoint_files import LAST, holds_run, sound_checkpoint
+from softmaxfree.data.base import Data
 from softmaxfree.data.loader import ResumableLoader
-from softmaxfree.data.module import Data
 from softmaxfree.data.samples import Batch, Samples, collate
 from softmaxfree.data.sources import Source
 from softmaxfree.files import write_atomically

@@ -9,8 +9,8 @@ import pytest
 import yaml
 from PIL import Image
 
-from softmaxfree.bench.lra import PAPER as LRA_PAPER
 from softmaxfree.data.sources import Digits, Source, open_source
+from softmaxfree.lab.bench.lra import PAPER as LRA_PAPER
 from softmaxfree.training.command import TrainingCLI, run
 
 from ..data.test_sequences import write_contours, write_papers, write_reviews

@@ -16,9 +16,9 @@ import yaml
 from jsonargparse import Namespace
 from PIL import Image
 
-from softmaxfree.bench.runs import run as put_side_by_side
 from softmaxfree.cli import main
 from softmaxfree.errors import DivergedError, UserError
+from softmaxfree.lab.bench.runs import run as put_side_by_side
 from softmaxfree.tasks.predict import Classifier, read_run_checkpoint
 from softmaxfree.tasks.predict import run as predict
 from softmaxfree.training.checkpoint import SIGNALS

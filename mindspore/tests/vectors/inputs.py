@@ -19,9 +19,9 @@ SAMPLERS = {
     f"{sampler}_{name}": {"sampler": sampler, **options}
     for sampler in ("conv", "avg", "random", "biased")
     for name, options in {
-        "ratio": {"ratio": 3, "tokens": None, "pad": "replicate"},
-        "drop": {"ratio": 3, "tokens": None, "pad": "drop"},
-        "tokens": {"ratio": 2, "tokens": 4, "pad": "replicate"},
+        "ratio": {"ratio": 3, "num_landmarks": None, "pad": "replicate"},
+        "drop": {"ratio": 3, "num_landmarks": None, "pad": "drop"},
+        "num_landmarks": {"ratio": 2, "num_landmarks": 4, "pad": "replicate"},
     }.items()
 }
 """Arguments of each case, on a grid of 7 x 5."""

@@ -1,6 +1,6 @@
 """The health of softmax-free attention: condition numbers, spectral norms, residuals.
 
-SOFT sums over tokens, of which a larger image has more. Attention among the bottleneck tokens
+SOFT sums over tokens, of which a larger image has more. Attention among the landmarks
 themselves, A Z A, shows it: its spectral norm is |A|, which is 1 to m, and what was trained at one
 resolution fails at another (the paper: 82.5 % at 224 pixels, 33.7 % at 384, 0.14 % at 512). SOFT++
 divides by the sums: its norm is about 1 at all resolutions.
@@ -20,9 +20,9 @@ from ..errors import UserError
 from ..layers.attention import SoftmaxFreeAttention
 from ..models.backbone import Backbone, PositionEmbedding, pair
 from ..ops.checks import check_floating, shape
+from .attention_record import AttentionRecord, by
+from .hooks import evaluating, recorded_attention
 from .measures import Measures, measures_of
-from .record import AttentionRecord, by
-from .recording import evaluating, recorded_attention
 
 MOST_GROWTH = 2.0
 """|A Z A| may be so many times that at the trained size, or so many times less. In nano models,
@@ -52,7 +52,7 @@ class LayerDiagnosis:
     """SOFT++ if true, SOFT if not."""
     tokens: int
     """n, the rows of S."""
-    bottleneck: int
+    num_landmarks: int
     """m, the rows of A."""
     eigenvalues: tuple[float, float]
     """The smallest and the largest of A, of all images and heads."""
@@ -64,8 +64,8 @@ class LayerDiagnosis:
     """|A^+|, the spectral norm of the inverse as the layer computes it."""
     middle_norm: Spread
     """|Z|; for SOFT the same."""
-    bottleneck_norm: Spread
-    """|A Z A|, that of attention among the bottleneck tokens."""
+    landmark_attention_norm: Spread
+    """|A Z A|, that of attention among the landmarks."""
     norm: Spread
     """|S|."""
     residual: Spread
@@ -101,11 +101,11 @@ class Diagnosis:
                 _line(
                     layer.name,
                     str(layer.tokens),
-                    str(layer.bottleneck),
+                    str(layer.num_landmarks),
                     f"{layer.condition.max:.3g}",
                     f"{layer.inverse_norm.max:.3g}",
                     f"{layer.middle_norm.max:.3g}",
-                    f"{layer.bottleneck_norm.max:.3g}",
+                    f"{layer.landmark_attention_norm.max:.3g}",
                     "" if layer.growth is None else f"{layer.growth:.3g}",
                     f"{layer.norm.max:.3g}",
                     f"{layer.residual.max:.1e}",
@@ -194,7 +194,7 @@ def _summary(layer: _Measured, usual: _Measured | None) -> LayerDiagnosis:
         name=record.name,
         normalize=record.attention.normalize,
         tokens=record.q.shape[-2],
-        bottleneck=eigenvalues.shape[-1],
+        num_landmarks=eigenvalues.shape[-1],
         eigenvalues=(eigenvalues.min().item(), eigenvalues.max().item()),
         growth=None if usual is None else (_mean_norm(layer) / _mean_norm(usual)).item(),
         **{name: Spread(x.mean().item(), x.max().item()) for name, x in numbers.items()},
@@ -202,7 +202,7 @@ def _summary(layer: _Measured, usual: _Measured | None) -> LayerDiagnosis:
 
 
 def _mean_norm(layer: _Measured) -> Tensor:
-    return layer.measures.bottleneck_norm.mean()
+    return layer.measures.landmark_attention_norm.mean()
 
 
 def _trained_size(model: nn.Module) -> tuple[int, int] | None:

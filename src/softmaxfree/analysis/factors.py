@@ -21,11 +21,11 @@ class Factors(NamedTuple):
     """
 
     P: Tensor
-    """(B, heads, N, m), the kernel of queries and bottleneck tokens."""
+    """(B, heads, N, m), the kernel of queries and landmarks."""
     P_keys: Tensor
     """(B, heads, L, m), that of keys, 0 for those that a mask drops; P where keys are queries."""
     A: Tensor
-    """(B, heads, m, m), the kernel of bottleneck tokens."""
+    """(B, heads, m, m), the kernel of landmarks."""
     A_inverse: Tensor
     """(B, heads, m, m), as the layer computes it: of A plus a ridge, by so many steps."""
     D: Tensor | None
@@ -50,7 +50,7 @@ class Factors(NamedTuple):
 @torch.no_grad()
 def factors_of(attention: SoftmaxFreeAttention, q: Tensor, k: Tensor, layout: Layout) -> Factors:
     """The factors for queries and keys (B, heads, N, d), in float32 at least."""
-    landmarks, kept = attention.bottleneck(q, k, layout)
+    landmarks, kept = attention.landmarks(q, k, layout)
     dtype = compute_dtype(q, k, landmarks)
     landmarks = landmarks.to(dtype)
     if kept is not None:

@@ -20,7 +20,7 @@ class Measures(NamedTuple):
     ridged_condition: Tensor
     inverse_norm: Tensor
     middle_norm: Tensor
-    bottleneck_norm: Tensor
+    landmark_attention_norm: Tensor
     norm: Tensor
     residual: Tensor
 
@@ -38,7 +38,7 @@ def measures_of(attention: SoftmaxFreeAttention, factors: Factors) -> Measures:
         ridged_condition=_condition(eigenvalues + ridge),
         inverse_norm=largest_eigenvalue(x),
         middle_norm=largest_eigenvalue(z),
-        bottleneck_norm=largest_eigenvalue(a @ z @ a),
+        landmark_attention_norm=largest_eigenvalue(a @ z @ a),
         norm=spectral_norm(factors),
         residual=torch.linalg.matrix_norm(residual) / torch.linalg.matrix_norm(inverted),
     )

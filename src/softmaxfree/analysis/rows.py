@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..ops.checks import check_floating, shape
-from .record import AttentionRecord
-from .recording import evaluating, recorded_attention
+from .attention_record import AttentionRecord
+from .hooks import evaluating, recorded_attention
 
 
 def attention_rows(

@@ -10,7 +10,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from ..errors import UserError, visible
-from .module import SplitData
+from .base import SplitData
 from .samples import Sample, numbers_and_broken
 from .scenes import Objects, Scenes, open_scenes
 from .sources import Source

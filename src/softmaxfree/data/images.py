@@ -6,9 +6,9 @@ import torch
 from timm.data import IterableImageDataset
 
 from ..errors import UserError
+from .base import Data
 from .image_files import check_size
 from .loader import ResumableLoader
-from .module import Data
 from .samples import NOTHING, Batch, ImageAlone, Samples, SampleStream, collate
 from .sources import Cached, Source, open_source
 from .transforms import evaluation_transform, training_transform

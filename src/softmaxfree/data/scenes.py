@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from ..errors import UserError
-from ..modules import needs
+from ..imports import needs
 from .image_files import load_image
 from .paths import shown
 from .sources import Source, find_root

@@ -9,8 +9,8 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as tv
 
 from ..errors import UserError
+from .base import SplitData
 from .label_maps import IGNORE, Colour, open_label_maps
-from .module import SplitData
 from .samples import Sample, numbers_and_broken
 from .sources import Source
 

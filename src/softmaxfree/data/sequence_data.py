@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError
-from .module import SplitData
+from .base import SplitData
 from .samples import NOTHING, Sample, numbers_and_broken
 from .sequences import PAD, find_task, open_sequences
 from .sources import Source

@@ -11,7 +11,7 @@ from timm.data import ImageDataset, IterableImageDataset, create_dataset
 from timm.data.readers.reader_image_folder import ReaderImageFolder
 
 from ..errors import UserError
-from ..modules import needs
+from ..imports import needs
 from .image_files import load_image, upright_rgb
 from .paths import shown
 

@@ -2,6 +2,6 @@
 
 from .attention import SoftmaxFreeAttention
 from .multihead import MultiHeadAttention
-from .table import register_attention
+from .registry import register_attention
 
 __all__ = ["MultiHeadAttention", "SoftmaxFreeAttention", "register_attention"]

@@ -11,10 +11,10 @@ from .samplers import SAMPLERS, Sample, Size, join, sample_grid
 
 
 class SoftmaxFreeAttention(MultiHeadAttention):
-    """Multi-head attention through bottleneck tokens, linear in the number of tokens.
+    """Multi-head attention through landmarks, linear in the number of tokens.
 
     Called as `attention(x, size)`, see `forward`. With a context, and where keys have a
-    projection of their own, the bottleneck is made of the samples of queries and of keys.
+    projection of their own, landmarks are samples of both queries and keys.
 
     In half precision the kernel, the inverse and sums over tokens are float32. A layer that is
     float16 itself holds gradients to 65,504 only: see the page on promises.
@@ -23,23 +23,23 @@ class SoftmaxFreeAttention(MultiHeadAttention):
         dim: Width of the tokens.
         num_heads: Heads; must divide `dim`.
         ndim: 2 for images, whose `size` the forward pass then needs; 1 for sequences.
-        sampler: How bottleneck tokens are made: `conv`, `avg`, `random` or `biased`.
+        sampler: How landmarks are made: `conv`, `avg`, `random` or `biased`.
         ratio: Every `ratio` tokens of a sequence, every `ratio` x `ratio` of an image, become one
-            bottleneck token.
-        tokens: This many bottleneck tokens, whatever the size: cost stays linear. The
+            landmark.
+        num_landmarks: This many landmarks, whatever the size: cost stays linear. The
             convolution still has the ratio as its kernel, and its output is pooled to so many.
         normalize: SOFT++ if true, SOFT if not.
-        inverse, iters, ridge: How the bottleneck matrix is inverted, see `softmaxfree.pinv`.
-        landmark_norm: LayerNorm and GELU on the bottleneck tokens.
+        inverse, iters, ridge: How the landmark matrix is inverted, see `softmaxfree.pinv`.
+        landmark_norm: LayerNorm and GELU on the landmarks.
         value_conv: Size (odd) of a depthwise convolution of the values that is added to the
             result, one kernel a head; None for none. The released models have it.
         tie_qk: Queries and keys share one projection, as the kernel is symmetric.
         prefix_tokens: How many tokens come before the grid, such as a class token. Each is a
-            bottleneck token of its own and takes no part in the value convolution.
+            landmark of its own and takes no part in the value convolution.
         pad: `replicate` or `drop`, what becomes of sides that the ratio does not divide.
         qkv_bias: Biases in the projections of queries and values.
         value_conv_per_channel, gate: Those of `MultiHeadAttention`; the paper has neither.
-        causal: Refused: bottleneck tokens are made of the whole sequence, so that every output
+        causal: Refused: landmarks are made of the whole sequence, so that every output
             would see the future.
     """
 
@@ -51,7 +51,7 @@ class SoftmaxFreeAttention(MultiHeadAttention):
         ndim: int = 2,
         sampler: str = "conv",
         ratio: int = 8,
-        tokens: int | None = None,
+        num_landmarks: int | None = None,
         normalize: bool = True,
         inverse: str = "auto",
         iters: int = 20,
@@ -79,14 +79,14 @@ class SoftmaxFreeAttention(MultiHeadAttention):
         )
         if causal:
             raise UserError(
-                "causal attention is not possible here: bottleneck tokens are made of the whole "
+                "causal attention is not possible here: landmarks are made of the whole "
                 "sequence and would leak the future into every output; use softmax attention"
             )
         if sampler not in SAMPLERS:
             raise UserError(f"unknown sampler {sampler!r}; choose one of {', '.join(SAMPLERS)}")
         check_inverse(inverse, iters, ridge)
         self.normalize, self.inverse, self.iters, self.ridge = normalize, inverse, iters, ridge
-        self.sampler = SAMPLERS[sampler](self.head_dim, ndim, ratio, tokens, pad)
+        self.sampler = SAMPLERS[sampler](self.head_dim, ndim, ratio, num_landmarks, pad)
         self.landmark_norm = (
             nn.Sequential(nn.LayerNorm(self.head_dim), nn.GELU())
             if landmark_norm
@@ -94,7 +94,7 @@ class SoftmaxFreeAttention(MultiHeadAttention):
         )
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
-        landmarks, landmark_mask = self.bottleneck(q, k, layout)
+        landmarks, landmark_mask = self.landmarks(q, k, layout)
         return landmark_attention(
             q,
             k,
@@ -109,8 +109,8 @@ class SoftmaxFreeAttention(MultiHeadAttention):
             None if landmark_mask is None else landmark_mask.unsqueeze(1),
         )
 
-    def bottleneck(self, q: Tensor, k: Tensor, layout: Layout) -> Sample:
-        """Bottleneck tokens as they are compared, with tokens times d^(-1/4): samples of queries,
+    def landmarks(self, q: Tensor, k: Tensor, layout: Layout) -> Sample:
+        """Landmarks as they are compared, with tokens times d^(-1/4): samples of queries,
         and of keys where these are not the queries."""
         landmarks, landmark_mask = self.sample(q, layout.size, layout.query_mask)
         if k is not q:
@@ -120,7 +120,7 @@ class SoftmaxFreeAttention(MultiHeadAttention):
         return self.landmark_norm(landmarks * token_scale(self.head_dim)), landmark_mask
 
     def sample(self, q: Tensor, size: Size, mask: Tensor | None) -> Sample:
-        """Bottleneck tokens: the prefix, then the samples of the grid."""
+        """Landmarks: the prefix, then the samples of the grid."""
         return sample_grid(self.sampler, q, size, mask, self.prefix_tokens)
 
     def extra_repr(self) -> str:

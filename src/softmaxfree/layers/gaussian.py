@@ -9,7 +9,7 @@ from .multihead import Layout, MultiHeadAttention
 
 
 class GaussianAttention(MultiHeadAttention):
-    """Gaussian attention without bottleneck tokens, quadratic in the number of tokens.
+    """Gaussian attention without landmarks, quadratic in the number of tokens.
 
     Args:
         dim, num_heads: Width of the tokens, and heads that divide it.

@@ -22,7 +22,7 @@ class LinformerAttention(MultiHeadAttention):
     Args:
         dim, num_heads: Width of the tokens, and heads that divide it.
         max_size: The largest grid, (N,) or (H, W).
-        ratio, tokens: How many mixtures: as many as SOFT has bottleneck tokens on that grid, with
+        ratio, num_landmarks: How many mixtures: as many as SOFT has landmarks on that grid, with
             its sampler `avg`.
         others: Of `MultiHeadAttention`.
     """
@@ -34,7 +34,7 @@ class LinformerAttention(MultiHeadAttention):
         *,
         max_size: Sequence[int],
         ratio: int = 8,
-        tokens: int | None = None,
+        num_landmarks: int | None = None,
         tie_qk: bool = False,
         **others: Any,
     ) -> None:
@@ -44,8 +44,8 @@ class LinformerAttention(MultiHeadAttention):
                 f"max_size must be {self.ndim} sides of 1 or more, got {tuple(max_size)}"
             )
         self.max_size = tuple(max_size)
-        sampler = AvgSampler(self.head_dim, self.ndim, ratio, tokens)
-        bins = sampler.grid(self.max_size) if tokens is None else sampler.bins(self.max_size)
+        sampler = AvgSampler(self.head_dim, self.ndim, ratio, num_landmarks)
+        bins = sampler.grid(self.max_size) if num_landmarks is None else sampler.bins(self.max_size)
         places = self.prefix_tokens + math.prod(self.max_size)
         mixtures = self.prefix_tokens + math.prod(bins)
         self.mix_keys = nn.Parameter(torch.empty(mixtures, places))

@@ -20,7 +20,7 @@ class NystromformerAttention(MultiHeadAttention):
 
     Args:
         dim, num_heads: Width of the tokens, and heads that divide it.
-        ratio, tokens: How many landmarks, as in `SoftmaxFreeAttention`.
+        ratio, num_landmarks: How many landmarks, as in `SoftmaxFreeAttention`.
         iters: Steps of the pseudo-inverse.
         others: Of `MultiHeadAttention`.
     """
@@ -31,7 +31,7 @@ class NystromformerAttention(MultiHeadAttention):
         num_heads: int = 8,
         *,
         ratio: int = 8,
-        tokens: int | None = None,
+        num_landmarks: int | None = None,
         iters: int = 6,
         tie_qk: bool = False,
         pad: str = "replicate",
@@ -41,7 +41,7 @@ class NystromformerAttention(MultiHeadAttention):
         if iters < 1:
             raise UserError(f"iters must be at least 1, got {iters}")
         self.iters = iters
-        self.sampler = AvgSampler(self.head_dim, self.ndim, ratio, tokens, pad)
+        self.sampler = AvgSampler(self.head_dim, self.ndim, ratio, num_landmarks, pad)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
         mask, prefix = layout.mask, self.prefix_tokens

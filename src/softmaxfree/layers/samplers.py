@@ -1,9 +1,9 @@
-"""Samplers: how the bottleneck tokens are made from the queries, on a line or on a grid.
+"""Samplers: how the landmarks are made from the queries, on a line or on a grid.
 
 Each takes heads of tokens (B, heads, N, d) on a grid of some size, and a mask of the tokens to
 keep, and gives landmarks (B, heads, m, d) and a mask of those to keep. `ratio=r` makes one
-landmark of every r tokens of a line, of every r x r of a grid; `tokens=m` makes m of them, or as
-many as there are tokens, whatever the size.
+landmark of every r tokens of a line, of every r x r of a grid; `num_landmarks=m` makes m of
+them at every size, or one for each token if there are fewer tokens.
 """
 
 import math
@@ -34,13 +34,18 @@ class Sampler(nn.Module):
         head_dim: d, width of the tokens.
         ndim: 1 for sequences, 2 for images.
         ratio: Side of the window that becomes one landmark.
-        tokens: Number of landmarks, None to let it follow from the ratio; a square for images.
+        num_landmarks: A fixed number, a square for images; None derives it from the ratio.
         pad: What becomes of sides that the ratio does not divide: `replicate` pads them,
             `drop` leaves the remainder out, as the released models do.
     """
 
     def __init__(
-        self, head_dim: int, ndim: int, ratio: int, tokens: int | None, pad: str = "replicate"
+        self,
+        head_dim: int,
+        ndim: int,
+        ratio: int,
+        num_landmarks: int | None,
+        pad: str = "replicate",
     ) -> None:
         super().__init__()
         if ndim not in (1, 2):
@@ -49,12 +54,18 @@ class Sampler(nn.Module):
             raise UserError(f"ratio must be at least 1, got {ratio}")
         if pad not in ("replicate", "drop"):
             raise UserError(f"pad must be 'replicate' or 'drop', got {pad!r}")
-        if tokens is not None and tokens < 1:
-            raise UserError(f"tokens must be at least 1, got {tokens}")
-        if tokens is not None and ndim == 2 and math.isqrt(tokens) ** 2 != tokens:
-            raise UserError(f"tokens must be a square number for images, got {tokens}")
-        self.head_dim, self.ndim, self.ratio, self.tokens, self.pad = (
-            head_dim, ndim, ratio, tokens, pad,
+        if num_landmarks is not None and num_landmarks < 1:
+            raise UserError(f"num_landmarks must be at least 1, got {num_landmarks}")
+        if (
+            num_landmarks is not None
+            and ndim == 2
+            and math.isqrt(num_landmarks) ** 2 != num_landmarks
+        ):
+            raise UserError(
+                f"num_landmarks must be a square number for images, got {num_landmarks}"
+            )
+        self.head_dim, self.ndim, self.ratio, self.num_landmarks, self.pad = (
+            head_dim, ndim, ratio, num_landmarks, pad,
         )  # fmt: skip
 
     def grid(self, size: Size) -> Size:
@@ -74,32 +85,37 @@ class Sampler(nn.Module):
         return inside.any(-1) if self.pad == "replicate" else inside.all(-1)
 
     def bins(self, grid: Size) -> Size:
-        """How many landmarks `tokens` asks for along each side: no more than there is to pool."""
-        assert self.tokens is not None
-        side = self.tokens if self.ndim == 1 else math.isqrt(self.tokens)
+        """Landmarks along each side, at most as many as there are tokens to pool."""
+        assert self.num_landmarks is not None
+        side = self.num_landmarks if self.ndim == 1 else math.isqrt(self.num_landmarks)
         return tuple(torch.sym_min(side, length) for length in grid)  # type: ignore[misc]
 
     def extra_repr(self) -> str:
-        tokens = "" if self.tokens is None else f", tokens={self.tokens}"
-        return f"ndim={self.ndim}, ratio={self.ratio}{tokens}, pad={self.pad!r}"
+        landmarks = "" if self.num_landmarks is None else f", num_landmarks={self.num_landmarks}"
+        return f"ndim={self.ndim}, ratio={self.ratio}{landmarks}, pad={self.pad!r}"
 
 
 class ConvSampler(Sampler):
     """A convolution of kernel and stride r, shared by the heads, without bias (the default).
 
-    With `tokens`, its output is pooled to that many.
+    With `num_landmarks`, its output is pooled to that many.
     """
 
     def __init__(
-        self, head_dim: int, ndim: int, ratio: int, tokens: int | None, pad: str = "replicate"
+        self,
+        head_dim: int,
+        ndim: int,
+        ratio: int,
+        num_landmarks: int | None,
+        pad: str = "replicate",
     ) -> None:
-        super().__init__(head_dim, ndim, ratio, tokens, pad)
+        super().__init__(head_dim, ndim, ratio, num_landmarks, pad)
         self.weight = nn.Parameter(torch.empty(head_dim, head_dim, *[ratio] * ndim))
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
 
     def forward(self, q: Tensor, size: Size, mask: Tensor | None) -> Sample:
         grid = self.grid(size)
-        if mask is None and self.tokens is not None:
+        if mask is None and self.num_landmarks is not None:
             return self._pooled_first(q, size, grid, self.bins(grid)), None
         if mask is not None:
             q = fill_dropped(q, size, mask)
@@ -107,7 +123,7 @@ class ConvSampler(Sampler):
         landmarks = self.convolve(windows)
         if mask is not None:
             mask = self.kept_windows(mask, size)
-        if self.tokens is None:
+        if self.num_landmarks is None:
             return landmarks, mask
         return pool(landmarks, grid, self.bins(grid), mask)
 
@@ -135,7 +151,7 @@ class AvgSampler(Sampler):
     """The average of every window, over the tokens that are there and kept."""
 
     def forward(self, q: Tensor, size: Size, mask: Tensor | None) -> Sample:
-        if self.tokens is not None:
+        if self.num_landmarks is not None:
             return pool(q, size, self.bins(size), mask)
         grid = self.grid(size)
         present = q.new_ones(1, math.prod(size), dtype=torch.bool) if mask is None else mask
@@ -164,16 +180,16 @@ class RandomSampler(Sampler):
         return _hashed(size, device)
 
     def count(self, size: Size) -> int:
-        if self.tokens is not None:
-            return min(self.tokens, math.prod(size))
+        if self.num_landmarks is not None:
+            return min(self.num_landmarks, math.prod(size))
         return math.prod(self.grid(size))
 
     def kept_count(self, size: Size, mask: Tensor | None) -> Tensor | None:
         """`count` of the lines that hold a token to keep, or of such tokens, (B, 1)."""
         if mask is None:
             return None
-        if self.tokens is not None:
-            return mask.sum(-1, keepdim=True).clamp(max=self.tokens)
+        if self.num_landmarks is not None:
+            return mask.sum(-1, keepdim=True).clamp(max=self.num_landmarks)
         kept = mask.unflatten(-1, size)
         lines = [kept] if len(size) == 1 else [kept.any(2), kept.any(1)]
         lengths = torch.stack([line.sum(-1, keepdim=True) for line in lines])

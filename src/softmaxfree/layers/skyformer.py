@@ -1,6 +1,6 @@
 """Skyformer: the Gaussian kernel, Nyström's method. Chen et al., 2021, arXiv 2111.00035.
 
-The nearest relative of SOFT: bottleneck tokens are drawn from queries and keys instead of
+The nearest relative of SOFT: landmarks are drawn from queries and keys instead of
 learned, these have projections of their own, and nothing is normalised.
 """
 
@@ -24,8 +24,8 @@ class SkyformerAttention(MultiHeadAttention):
 
     Args:
         dim, num_heads: Width of the tokens, and heads that divide it.
-        ratio, tokens: How many are drawn of queries and keys together: as many as SOFT has
-            bottleneck tokens on the queries' grid.
+        ratio, num_landmarks: How many are drawn of queries and keys together: as many as SOFT has
+            landmarks on the queries' grid.
         ridge: Added to the diagonal of the matrix that is inverted.
         others: Of `MultiHeadAttention`.
     """
@@ -36,7 +36,7 @@ class SkyformerAttention(MultiHeadAttention):
         num_heads: int = 8,
         *,
         ratio: int = 8,
-        tokens: int | None = None,
+        num_landmarks: int | None = None,
         ridge: float = 1e-2,
         tie_qk: bool = False,
         pad: str = "replicate",
@@ -46,7 +46,7 @@ class SkyformerAttention(MultiHeadAttention):
         if ridge <= 0:
             raise UserError(f"ridge must be greater than 0, got {ridge}")
         self.ridge = ridge
-        self.sampler = RandomSampler(self.head_dim, self.ndim, ratio, tokens, pad)
+        self.sampler = RandomSampler(self.head_dim, self.ndim, ratio, num_landmarks, pad)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
         landmarks, landmark_mask = self.draw(q, k, layout)

@@ -18,8 +18,8 @@ class SpatialReductionAttention(MultiHeadAttention):
 
     Args:
         dim, num_heads: Width of the tokens, and heads that divide it.
-        ratio: Kernel and stride of the convolution; without one, and without `tokens`, at 1.
-        tokens: Its output is averaged to so many tokens, whatever the size: cost stays linear.
+        ratio: Kernel and stride of the convolution; without one, and without `num_landmarks`, at 1.
+        num_landmarks: Average its output to this many tokens at every size: cost stays linear.
         pad: `replicate` or `drop`, what becomes of sides that the ratio does not divide.
         others: Of `MultiHeadAttention`.
     """
@@ -30,15 +30,15 @@ class SpatialReductionAttention(MultiHeadAttention):
         num_heads: int = 8,
         *,
         ratio: int = 8,
-        tokens: int | None = None,
+        num_landmarks: int | None = None,
         tie_qk: bool = False,
         pad: str = "replicate",
         **others: Any,
     ) -> None:
         super().__init__(dim, num_heads, tie_qk=tie_qk, **others)
         self.reduction: _Reduction | None = None
-        if ratio != 1 or tokens is not None:
-            self.reduction = _Reduction(dim, self.ndim, ratio, tokens, pad)
+        if ratio != 1 or num_landmarks is not None:
+            self.reduction = _Reduction(dim, self.ndim, ratio, num_landmarks, pad)
             self.reduction_bias = nn.Parameter(torch.zeros(dim))
             self.reduction_norm = nn.LayerNorm(dim)
 
@@ -51,7 +51,7 @@ class SpatialReductionAttention(MultiHeadAttention):
             self.reduction, source.unsqueeze(1), size, mask, self.prefix_tokens
         )
         grid = self.reduction.grid(size)
-        if self.reduction.tokens is not None:
+        if self.reduction.num_landmarks is not None:
             grid = self.reduction.bins(grid)
         bias = self.reduction_bias.expand(reduced.shape[-2] - self.prefix_tokens, -1)
         bias = nn.functional.pad(bias, (0, 0, self.prefix_tokens, 0))

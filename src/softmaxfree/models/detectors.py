@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import UserError
-from ..modules import needs
+from ..imports import needs
 from .maps import Maps, build_body
 
 with needs("detection", "a detector"):

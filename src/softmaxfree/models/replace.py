@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..layers.multihead import MultiHeadAttention
+from ..layers.registry import attention_options, build_attention, chosen_options
 from ..layers.samplers import Size
-from ..layers.table import attention_options, build_attention, chosen_options
 from ..ops.tracing import ceil_div
 from .cost import cost, image_bytes
 from .soft import check_own_options, window_ratio
@@ -30,8 +30,8 @@ from .soft import check_own_options, window_ratio
 ORIGINAL = "original"
 """The name of timm's own attention."""
 
-TOKENS = 49
-"""Bottleneck tokens if neither `tokens` nor `ratio` is given."""
+NUM_LANDMARKS = 49
+"""Landmarks if neither `num_landmarks` nor `ratio` is given."""
 
 _PROJECTIONS = ("q", "k", "v", "proj")
 _COPIED = "k (a copy of q)"
@@ -90,7 +90,7 @@ def replace_attention(
 ) -> Replacement:
     """Replaces the attention of a timm ViT, DeiT or Swin in place, or puts the original back.
 
-        report = replace_attention(model, "softpp", tokens=49)
+        report = replace_attention(model, "softpp", num_landmarks=49)
         print(report)
         replace_attention(model, "original")  # the model as it came
 
@@ -107,11 +107,11 @@ def replace_attention(
     Args:
         model: A `VisionTransformer` (also distilled) or `SwinTransformer` of timm, or what
             `features_only=True` makes of one.
-        name: As in `softmaxfree.layers.table`; `original` for timm's own.
+        name: As in `softmaxfree.layers.registry`; `original` for timm's own.
         measure: Whether to measure multiply-adds and memory before and after, which takes some
             forward passes of the model at its own input size.
-        options: Of that attention, such as `tokens`, `ratio` or `value_conv`. Without the first
-            two, an attention that has them gets 49 bottleneck tokens.
+        options: Of that attention, such as `num_landmarks`, `ratio` or `value_conv`. An attention
+            with landmarks gets 49 of them if neither of the first two is given.
     """
     core = _backbone(model, "replace_attention")
     places = _places(core)
@@ -457,8 +457,8 @@ def _chosen(name: str, options: dict[str, Any]) -> dict[str, Any]:
     if "qkv_bias" in options:
         raise UserError("qkv_bias follows from the model's weights; leave it out")
     chosen = chosen_options(name, **options)
-    if not {"tokens", "ratio"} & set(chosen) and "tokens" in attention_options(name):
-        chosen["tokens"] = TOKENS
+    if not {"num_landmarks", "ratio"} & set(chosen) and "num_landmarks" in attention_options(name):
+        chosen["num_landmarks"] = NUM_LANDMARKS
     return chosen
 
 
@@ -469,8 +469,8 @@ def _built(name: str, place: _Place, options: dict[str, Any]) -> _Change:
     if not place.replaced:
         _refuse_extras(old, tuple(_EXTRAS))
     defaults: dict[str, Any] = {}
-    if "tokens" in options:
-        defaults["ratio"] = window_ratio(min(place.grid), options["tokens"])
+    if "num_landmarks" in options:
+        defaults["ratio"] = window_ratio(min(place.grid), options["num_landmarks"])
     if place.tied:
         defaults["tie_qk"] = True
     layer = build_attention(

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import UserError
-from ..modules import needs
+from ..imports import needs
 from .maps import Maps, build_body
 
 with needs("segmentation", "a segmenter"):

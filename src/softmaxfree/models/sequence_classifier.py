@@ -8,18 +8,18 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..layers.blocks import PreNormBlock
-from ..layers.table import attention_options, build_attention, chosen_options
+from ..layers.registry import attention_options, build_attention, chosen_options
 
 WINDOW = 4
-"""Tokens that are averaged to a bottleneck token in the paper: their number grows with n."""
+"""Tokens that are averaged to a landmark in the paper: their number grows with n."""
 
 BENCHMARK: dict[str, dict[str, Any]] = {
-    "linformer": {"tokens": 256},
-    "nystromformer": {"tokens": 64, "value_conv": 35},
+    "linformer": {"num_landmarks": 256},
+    "nystromformer": {"num_landmarks": 64, "value_conv": 35},
     "performer": {"features": 256},
     "reformer": {"hashes": 2},
-    "skyformer": {"tokens": 128},
-    "spatial_reduction": {"tokens": 128},
+    "skyformer": {"num_landmarks": 128},
+    "spatial_reduction": {"num_landmarks": 128},
 }
 """Options of the peers: as Nyströmformer's authors set them in the benchmark, but for the last two,
 which are not in it."""
@@ -35,7 +35,7 @@ class SequenceEncoder(nn.Module):
         vocabulary: Number of tokens, padding included.
         length: Of the longest sequence.
         attention: Name in the table of attentions.
-        options: Further arguments of the attention, such as tokens: 128. By default SOFT and
+        options: Further arguments of the attention, such as num_landmarks: 128. By default SOFT and
             SOFT++ average windows of 4 tokens, as in the paper, and the peers are the
             benchmark's.
         dim: Width of the tokens.

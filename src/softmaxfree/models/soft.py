@@ -22,7 +22,7 @@ from ..errors import UserError
 from ..layers.activations import ACTIVATIONS
 from ..layers.blocks import PostNormBlock, PreNormBlock
 from ..layers.patches import conv_embedding, patch_embedding
-from ..layers.table import build_attention, chosen_options
+from ..layers.registry import build_attention, chosen_options
 from ..ops.tracing import ceil_div
 from .backbone import (
     Backbone,
@@ -92,18 +92,18 @@ class SoftmaxFreeTransformer(Backbone):
             others; '' for all tokens as they are.
         embed_dims, depths: Width and number of blocks of each stage.
         num_heads: Heads of each stage; of width 32 if not given.
-        ratios: Side of the window of tokens that becomes one bottleneck token, in each stage.
-        tokens: In place of ratios: this many bottleneck tokens (a square number such as 49) in
+        ratios: Side of the window of tokens that becomes one landmark, in each stage.
+        num_landmarks: In place of ratios: this many landmarks (a square number such as 49) in
             every stage and at every size, so that cost stays linear in the number of pixels.
-        attention: Of all stages, a name of `softmaxfree.layers.table`: `soft`, `softpp`, `softmax`,
+        attention: Of all stages, a name of `softmaxfree.layers.registry`: `soft`, `softpp`, `softmax`,
             `linformer`, `spatial_reduction`, `performer`, `nystromformer`, `reformer`,
             `skyformer`, `gaussian`, or one that was registered.
         attention_options: Options of that attention alone, such as `{"features": 64}`; what the
             model has an argument for is refused.
         stage4: The last stage's: `soft` for the same as in the others, `softmax`, `gaussian`.
         tie_qk: Queries and keys share a projection; if not given, as the attention has it.
-        sampler: How bottleneck tokens are made: `conv`, `avg`, `random` or `biased`.
-        inverse, iters, ridge: How the bottleneck matrix is inverted, see `softmaxfree.pinv`.
+        sampler: How landmarks are made: `conv`, `avg`, `random` or `biased`.
+        inverse, iters, ridge: How the landmark matrix is inverted, see `softmaxfree.pinv`.
         pad: `replicate` or `drop`, what becomes of sides that a ratio does not divide.
         value_conv: Sizes (odd) of the convolutions of the values, one of each stage or one for
             all; 0 for none.
@@ -130,7 +130,7 @@ class SoftmaxFreeTransformer(Backbone):
         depths: Sequence[int] = (2, 2, 5, 2),
         num_heads: Sequence[int] | None = None,
         ratios: Sequence[int] = (8, 4, 2, 1),
-        tokens: int | None = None,
+        num_landmarks: int | None = None,
         attention: str = "softpp",
         attention_options: Mapping[str, Any] | None = None,
         stage4: str = "soft",
@@ -167,8 +167,8 @@ class SoftmaxFreeTransformer(Backbone):
             raise UserError(f"stem_stride must be 4 or 2, got {stem_stride}")
         options = all_options(
             attention, attention_options, {"ratio": "ratios", "value_conv": "value_conv"},
-            tie_qk=tie_qk, sampler=sampler, tokens=tokens, inverse=inverse, iters=iters,
-            ridge=ridge, pad=pad,
+            tie_qk=tie_qk, sampler=sampler, num_landmarks=num_landmarks, inverse=inverse,
+            iters=iters, ridge=ridge, pad=pad,
         )  # fmt: skip
 
         with torch.device(device or torch.get_default_device()):
@@ -185,7 +185,9 @@ class SoftmaxFreeTransformer(Backbone):
                     reduction *= stride
                 last = i == 3
                 act = nn.GELU if last else ACTIVATIONS[act_layer]
-                options["ratio"] = ratios[i] if tokens is None else window_ratio(min(grid), tokens)
+                options["ratio"] = (
+                    ratios[i] if num_landmarks is None else window_ratio(min(grid), num_landmarks)
+                )
                 blocks: list[nn.Module] = []
                 for _ in range(depths[i]):
                     layer = build_attention(
@@ -334,15 +336,15 @@ def check_own_options(attention: str, options: Iterable[str]) -> None:
             )
 
 
-def window_ratio(side: int, tokens: int) -> int:
-    """The window that makes as many bottleneck tokens as asked for, or some more, to be pooled."""
-    return max(1, int(side // max(tokens, 1) ** 0.5))
+def window_ratio(side: int, num_landmarks: int) -> int:
+    """The window that makes as many landmarks as asked for, or some more, to be pooled."""
+    return max(1, int(side // max(num_landmarks, 1) ** 0.5))
 
 
 def _create(variant: str, pretrained: bool, **kwargs: Any) -> SoftmaxFreeTransformer:
     """`soft_tiny` and the like: an attention and a size."""
     attention, size = variant.split("_", 1)
-    arguments = ATTENTIONS[attention] | FAMILY[size] | kwargs
+    arguments = PREFIXES[attention] | FAMILY[size] | kwargs
     if size.endswith("_fudan"):
         arguments = _as_released(arguments["attention"]) | arguments
     return build_model_with_cfg(
@@ -364,7 +366,7 @@ def _as_released(attention: str) -> dict[str, Any]:
     return arguments
 
 
-ATTENTIONS: dict[str, dict[str, Any]] = {
+PREFIXES: dict[str, dict[str, Any]] = {
     "soft": {"attention": "soft"},
     "softpp": {"attention": "softpp"},
     "softx": {
@@ -374,7 +376,7 @@ ATTENTIONS: dict[str, dict[str, Any]] = {
             "value_conv_per_channel": True,
             "landmark_norm": False,
         },
-        "tokens": 36,
+        "num_landmarks": 36,
         "mlp_ratios": 3.0,
     },
 }
@@ -499,7 +501,7 @@ def softpp_nano(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransform
 
 @register_model
 def softx_nano(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransformer:
-    """SOFT++-Nano with a gate, value kernels by channel, 36 plain bottleneck tokens in each stage.
+    """SOFT++-Nano with a gate, value kernels by channel, 36 plain landmarks in each stage.
 
     At the cost of SOFT++-Nano it is 2.5 points more accurate after 400 steps on CIFAR-10
     (docs/reproduction.md), 0.3 after 28 epochs, and worse on images of other sizes

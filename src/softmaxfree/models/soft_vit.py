@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..errors import UserError
 from ..layers.blocks import PreNormBlock
 from ..layers.patches import PatchProjection
-from ..layers.table import build_attention
+from ..layers.registry import build_attention
 from ..ops.tracing import ceil_div
 from .backbone import Backbone, PositionEmbedding, default_cfg, pair, spread_drop_path, to_tokens
 from .checkpoints import checkpoint_filter_fn
@@ -34,14 +34,14 @@ class SoftmaxFreeViT(Backbone):
         global_pool: What logits are made of: `token`, the class token; `avg`, the average of all
             others; '' for all tokens as they are.
         embed_dim, depth, num_heads: Width, number of blocks, heads.
-        ratio: Side of the window of tokens that becomes one bottleneck token.
-        tokens: In place of the ratio: this many bottleneck tokens (a square number) at all sizes.
-        attention: A name of `softmaxfree.layers.table`, as of `SoftmaxFreeTransformer`.
+        ratio: Side of the window of tokens that becomes one landmark.
+        num_landmarks: In place of the ratio: this many landmarks (a square number) at all sizes.
+        attention: A name of `softmaxfree.layers.registry`, as of `SoftmaxFreeTransformer`.
         attention_options: Options of that attention alone, such as `{"features": 64}`; what the
             model has an argument for is refused.
         tie_qk: Queries and keys share a projection; if not given, as the attention has it.
-        sampler: How bottleneck tokens are made: `conv`, `avg`, `random` or `biased`.
-        inverse, iters, ridge: How the bottleneck matrix is inverted, see `softmaxfree.pinv`.
+        sampler: How landmarks are made: `conv`, `avg`, `random` or `biased`.
+        inverse, iters, ridge: How the landmark matrix is inverted, see `softmaxfree.pinv`.
         pad: `replicate` or `drop`, what becomes of sides that the ratio does not divide.
         value_conv: Size (odd) of the convolutions of the values; 0 for none.
         mlp_ratio: Width of the hidden layers, in units of `embed_dim`.
@@ -60,7 +60,7 @@ class SoftmaxFreeViT(Backbone):
         depth: int = 12,
         num_heads: int = 12,
         ratio: int = 2,
-        tokens: int | None = None,
+        num_landmarks: int | None = None,
         attention: str = "softpp",
         attention_options: Mapping[str, Any] | None = None,
         tie_qk: bool | None = None,
@@ -83,8 +83,8 @@ class SoftmaxFreeViT(Backbone):
             )
         options = all_options(
             attention, attention_options, {"ratio": "ratio", "value_conv": "value_conv"},
-            tie_qk=tie_qk, sampler=sampler, tokens=tokens, inverse=inverse, iters=iters,
-            ridge=ridge, pad=pad,
+            tie_qk=tie_qk, sampler=sampler, num_landmarks=num_landmarks, inverse=inverse,
+            iters=iters, ridge=ridge, pad=pad,
         )  # fmt: skip
         with torch.device(device or torch.get_default_device()):
             super().__init__(in_chans)

@@ -1,4 +1,4 @@
-"""Softmax-free attention: exact and quadratic, or through m bottleneck tokens and linear."""
+"""Softmax-free attention: exact and quadratic, or through m landmarks and linear."""
 
 import torch
 from torch import Tensor
@@ -86,7 +86,7 @@ def softmax_free_attention(
     mask: Tensor | None = None,
     landmark_mask: Tensor | None = None,
 ) -> Tensor:
-    """Attention through bottleneck tokens, linear in the number of queries and keys.
+    """Attention through landmarks, linear in the number of queries and keys.
 
     With P the kernel of tokens and landmarks, A that of the landmarks, D = diag(A 1):
     SOFT is P A^+ P^T V (the paper's `eq:reg_attn`), SOFT++ is P D^-1/2 A^+ D^-1/2 P^T V
@@ -96,11 +96,11 @@ def softmax_free_attention(
         q: (..., n, d) queries.
         k: (..., l, d) keys; pass q itself for self-attention, which is then cheaper.
         v: (..., l, e) values.
-        landmarks: (..., m, d) bottleneck tokens, on the scale of q and k.
+        landmarks: (..., m, d) landmarks, on the scale of q and k.
         normalize: SOFT++ if true, SOFT if not.
         method, iters, ridge: How A is inverted, see `pinv`.
         mask: (..., l), True for the keys to keep.
-        landmark_mask: (..., m), True for the bottleneck tokens to keep.
+        landmark_mask: (..., m), True for the landmarks to keep.
 
     Returns:
         (..., n, e), in v's type. Leading axes are broadcast.

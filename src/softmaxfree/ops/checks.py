@@ -82,7 +82,7 @@ def check_mask(name: str, mask: Tensor, leading: torch.Size, tokens: int) -> Non
     if mask.ndim >= 2 and mask.shape[-2:] == (tokens, tokens):
         hint = (
             "; a mask over pairs, a causal one among them, cannot be kept: every output passes "
-            "through bottleneck tokens that have seen the whole sequence"
+            "through landmarks that have seen the whole sequence"
         )
     raise ValueError(
         f"{name} must be (..., {tokens}) broadcastable to {expected}, got {shape(mask)}{hint}"

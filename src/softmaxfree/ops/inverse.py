@@ -1,4 +1,4 @@
-"""The Moore-Penrose inverse of the bottleneck matrix A, by one of several methods.
+"""The Moore-Penrose inverse of the landmark matrix A, by one of several methods.
 
 All of them take stacks of symmetric positive semi-definite matrices, treat each matrix alone,
 and have the gradient of the inverse in closed form (the paper's `equ:inverse_back`).

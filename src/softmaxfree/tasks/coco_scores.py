@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from ..data.scenes import mask_tools
-from ..modules import needs
+from ..imports import needs
 
 NAMES = ("AP", "AP50", "AP75", "AP_S", "AP_M", "AP_L")
 """The first six numbers of COCO's summary: over IoU 0.5 to 0.95, at 0.5, at 0.75, by area."""

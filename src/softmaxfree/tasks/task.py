@@ -11,8 +11,8 @@ from timm.scheduler import CosineLRScheduler, MultiStepLRScheduler, PolyLRSchedu
 from timm.scheduler.scheduler import Scheduler
 from torch import Tensor, nn
 
+from ..data.base import Data
 from ..data.counters import seed_step
-from ..data.module import Data
 from ..errors import DivergedError, UserError
 from .ema import MovingAverage
 from .warm_start import initialise

@@ -21,13 +21,13 @@ from lightning.pytorch.plugins.layer_sync import LayerSync
 from timm.layers import convert_sync_batchnorm
 from torch import nn
 
-from ..bench.measure import largest_memory
 from ..checkpoint_files import LAST, holds_run, sound_checkpoint
-from ..data.module import Data
+from ..data.base import Data
+from ..environment import largest_memory
 from ..errors import UserError, visible
 from ..files import recipe, write_atomically
+from ..imports import MODULES, Names, import_modules, listed
 from ..models.checkpoints import check_archive
-from ..modules import MODULES, Names, import_modules, listed
 from ..tasks import Task
 from ..tasks.predict import read_run_checkpoint
 from ..trust import configuration, read_yaml

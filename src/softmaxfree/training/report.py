@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..analysis.recording import evaluating, recorded_attention
+from ..analysis.hooks import evaluating, recorded_attention
+from ..data.base import Data
 from ..data.image_files import read_image
-from ..data.module import Data
 from ..data.sources import Source
 from ..environment import command_line, commit, hardware, program, versions
 from ..files import write_atomically, write_picture

@@ -12,7 +12,7 @@ from ..tasks.predict import read_run_checkpoint
 LENGTH = ("trainer.max_epochs", "trainer.max_steps")
 """How far it goes: may be raised. The learning rate keeps the schedule that it has."""
 MAY_CHANGE = (
-    "modules",
+    "imports",
     "save_every",
     "trainer.accelerator",
     "trainer.devices",

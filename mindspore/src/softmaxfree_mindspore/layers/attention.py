@@ -92,7 +92,7 @@ class MultiHeadAttention(nn.Cell):
 
 
 class SoftmaxFreeAttention(MultiHeadAttention):
-    """Multi-head attention through bottleneck tokens, linear in the number of tokens.
+    """Multi-head attention through landmarks, linear in the number of tokens.
 
     Called as `attention(x, size)`. Where keys have a projection of their own, the bottleneck is
     made of the samples of queries and of keys.
@@ -100,15 +100,15 @@ class SoftmaxFreeAttention(MultiHeadAttention):
     Args:
         dim: Width of the tokens.
         num_heads: Heads; must divide `dim`.
-        sampler: How bottleneck tokens are made: `conv`, `avg`, `random` or `biased`.
-        ratio: Every `ratio` x `ratio` tokens of an image become one bottleneck token.
-        tokens: This many bottleneck tokens, whatever the size: cost stays linear. The
+        sampler: How landmarks are made: `conv`, `avg`, `random` or `biased`.
+        ratio: Every `ratio` x `ratio` tokens of an image become one landmark.
+        tokens: This many landmarks, whatever the size: cost stays linear. The
             convolution still has the ratio as its kernel, and its output is pooled to so many.
         normalize: SOFT++ if true, SOFT if not.
-        inverse, iters, ridge: How the bottleneck matrix is inverted, see `pinv`.
-        landmark_norm: LayerNorm and GELU on the bottleneck tokens.
+        inverse, iters, ridge: How the landmark matrix is inverted, see `pinv`.
+        landmark_norm: LayerNorm and GELU on the landmarks.
         pad: `replicate` or `drop`, what becomes of sides that the ratio does not divide.
-        others: Of `MultiHeadAttention`. Each prefix token is a bottleneck token of its own.
+        others: Of `MultiHeadAttention`. Each prefix token is a landmark of its own.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class SoftmaxFreeAttention(MultiHeadAttention):
         return self.landmark_attention(q, k, v, self.landmark_norm(landmarks))
 
     def sample(self, q: Tensor, size: Size) -> Tensor:
-        """Bottleneck tokens (B, heads, m, d): the prefix, then the samples of the grid."""
+        """Landmarks (B, heads, m, d): the prefix, then the samples of the grid."""
         if self.prefix_tokens == 0:
             return self.sampler(q, size)
         prefix = q[:, :, : self.prefix_tokens]
@@ -166,7 +166,7 @@ class SoftmaxAttention(MultiHeadAttention):
 
 
 class GaussianAttention(MultiHeadAttention):
-    """Gaussian attention without bottleneck tokens, normalised as in SOFT++; quadratic."""
+    """Gaussian attention without landmarks, normalised as in SOFT++; quadratic."""
 
     def attend(self, q: Tensor, k: Tensor | None, v: Tensor, size: Size) -> Tensor:
         return gaussian_attention(q, q if k is None else k, v, True)

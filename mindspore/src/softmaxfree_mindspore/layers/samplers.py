@@ -1,7 +1,7 @@
-"""Samplers: how the bottleneck tokens are made from the queries of an image.
+"""Samplers: how the landmarks are made from the queries of an image.
 
 Each takes heads of tokens (B, heads, N, d) on a grid (H, W) and gives landmarks (B, heads, m, d).
-`ratio=r` makes one landmark of every r x r tokens; `tokens=m` makes m of them, or as many as there
+`ratio=r` makes one landmark of every r x r tokens; `num_landmarks=m` makes m of them, or as many as there
 are tokens, whatever the size.
 """
 

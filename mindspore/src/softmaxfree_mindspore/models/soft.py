@@ -70,13 +70,13 @@ class SoftmaxFreeTransformer(nn.Cell):
             others; '' for all tokens as they are.
         embed_dims, depths: Width and number of blocks of each stage.
         num_heads: Heads of each stage; of width 32 if not given.
-        ratios: Side of the window of tokens that becomes one bottleneck token, in each stage.
-        tokens: In place of ratios: this many bottleneck tokens (a square number such as 49) in
+        ratios: Side of the window of tokens that becomes one landmark, in each stage.
+        tokens: In place of ratios: this many landmarks (a square number such as 49) in
             every stage and at every size, so that cost stays linear in the number of pixels.
         attention: `soft` or `softpp`.
         stage4: The last stage's: `soft` for the same as in the others, `softmax`, `gaussian`.
-        sampler: How bottleneck tokens are made: `conv`, `avg`, `random` or `biased`.
-        inverse, iters, ridge: How the bottleneck matrix is inverted, see `pinv`.
+        sampler: How landmarks are made: `conv`, `avg`, `random` or `biased`.
+        inverse, iters, ridge: How the landmark matrix is inverted, see `pinv`.
         pad: `replicate` or `drop`, what becomes of sides that a ratio does not divide.
         value_conv: Sizes (odd) of the convolutions of the values, one of each stage or one for
             all; 0 for none.
@@ -122,7 +122,7 @@ class SoftmaxFreeTransformer(nn.Cell):
         _one_of("global_pool", global_pool, POOLS)
         _one_of("stem_stride", stem_stride, (4, 2))
         options = {
-            "sampler": sampler, "tokens": tokens, "inverse": inverse, "iters": iters,
+            "sampler": sampler, "num_landmarks": tokens, "inverse": inverse, "iters": iters,
             "ridge": ridge, "pad": pad,
         }  # fmt: skip
 
@@ -250,7 +250,7 @@ FAMILY: dict[str, dict[str, Any]] = {
 
 
 def window_ratio(side: int, tokens: int) -> int:
-    """The window that makes as many bottleneck tokens as asked for, or some more, to be pooled."""
+    """The window that makes as many landmarks as asked for, or some more, to be pooled."""
     return max(1, int(side // max(tokens, 1) ** 0.5))
 
 

@@ -1,4 +1,4 @@
-"""Softmax-free attention: exact and quadratic, or through m bottleneck tokens and linear."""
+"""Softmax-free attention: exact and quadratic, or through m landmarks and linear."""
 
 from functools import cache
 
@@ -21,7 +21,7 @@ def softmax_free_attention(
     iters: int = 20,
     ridge: float | None = None,
 ) -> Tensor:
-    """Attention through bottleneck tokens, linear in the number of queries and keys.
+    """Attention through landmarks, linear in the number of queries and keys.
 
     With P the kernel of tokens and landmarks, A that of the landmarks, D = diag(A 1):
     SOFT is P A^+ P^T V (the paper's `eq:reg_attn`), SOFT++ is P D^-1/2 A^+ D^-1/2 P^T V
@@ -31,7 +31,7 @@ def softmax_free_attention(
         q: (..., n, d) queries.
         k: (..., l, d) keys; pass q itself for self-attention, which is then cheaper.
         v: (..., l, e) values.
-        landmarks: (..., m, d) bottleneck tokens, on the scale of q and k.
+        landmarks: (..., m, d) landmarks, on the scale of q and k.
         normalize: SOFT++ if true, SOFT if not.
         method, iters, ridge: How A is inverted, see `pinv`.
 

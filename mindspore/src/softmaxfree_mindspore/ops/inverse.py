@@ -1,4 +1,4 @@
-"""The Moore-Penrose inverse of the bottleneck matrix A, by Newton steps of several kinds.
+"""The Moore-Penrose inverse of the landmark matrix A, by Newton steps of several kinds.
 
 All of them take stacks of symmetric positive semi-definite matrices, treat each matrix alone,
 need matrix products only, and have the gradient of the inverse in closed form (the paper's

@@ -1,0 +1,1 @@
+"""The laboratory measures, draws, reproduces and serves a page; the library never imports it."""

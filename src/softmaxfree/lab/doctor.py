@@ -1,0 +1,215 @@
+"""`softmaxfree doctor`: what this machine does best, and whether it computes right."""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from ..environment import hardware, versions
+from ..files import write_atomically
+from ..ops import native, softmax_free_attention
+from ..ops.inverse import INVERSES
+from ..threads import waiting
+from .bench.models import infer
+from .measure import time_interleaved
+from .results import table
+
+MODEL, IMAGES = "softpp_tiny", (4, 3, 224, 224)
+TOLERANCE = 1e-4
+"""Of float32 results against float64's, relative to their norm."""
+
+Found = dict[str, float]
+
+
+def run(out: Path | None = None) -> bool:
+    """Checks and measures; prints what was found and lines for a config; whether all is right."""
+    found: dict[str, Any] = {"hardware": hardware(), "versions": versions()}
+    found["load"] = os.getloadavg()[0] / (os.cpu_count() or 1)
+    found["native"] = str(native.path()) if native.library() else None
+    found["waiting"] = waiting()
+    parts: dict[str, Callable[[], Found]] = {
+        "errors": self_test,
+        "inverse_s": measure_inverses,
+        "threads_s": measure_threads,
+        "format_s": measure_formats,
+        "precision_s": measure_precisions,
+    }
+    for name, part in tqdm(parts.items(), desc="doctor", unit="part", leave=False):
+        found[name] = part()
+    print(report(found))
+    if out is not None:
+        write_atomically(out, json.dumps(found, indent=1) + "\n")
+        print(f"\nwritten: {out}")
+    return all(error <= TOLERANCE for error in found["errors"].values())
+
+
+def devices() -> list[str]:
+    """Where torch can compute here."""
+    found = ["cpu"]
+    found += ["cuda"] if torch.cuda.is_available() else []
+    found += ["mps"] if torch.backends.mps.is_available() else []
+    return found
+
+
+def self_test() -> Found:
+    """Relative errors of result and gradients in float32 on every device, against float64."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(2, n, 32, generator=generator) for n in (400, 400, 49)]
+
+    def gradients(device: str, dtype: torch.dtype) -> list[Tensor]:
+        q, v, landmarks = (x.to(device, dtype).requires_grad_() for x in inputs)
+        out = softmax_free_attention(q, q, v, landmarks)
+        return [out.detach(), *torch.autograd.grad(out.square().sum(), (q, v, landmarks))]
+
+    with native.left_out():
+        expected = gradients("cpu", torch.float64)
+    ways: dict[str, tuple[str, Callable[[], AbstractContextManager[Any]]]] = {
+        f"{device}, torch": (device, native.left_out) for device in devices()
+    }
+    if native.library():
+        ways["cpu, compiled"] = ("cpu", nullcontext)
+    errors = {}
+    for name, (device, context) in ways.items():
+        with context():
+            got = gradients(device, torch.float32)
+        pairs = [(x.double().cpu(), y) for x, y in zip(got, expected)]
+        errors[name] = max(((x - y).norm() / y.norm()).item() for x, y in pairs)
+    return errors
+
+
+def measure_inverses() -> Found:
+    """Seconds of 64 landmark matrices of 49 x 49, by device and method."""
+    x = torch.randn(64, 49, 32, generator=torch.Generator().manual_seed(0))
+    a = torch.exp(-(torch.cdist(x, x) ** 2) / 12)
+    found: Found = {}
+    for device in devices():
+        calls = {
+            f"{device}, {method}": partial(INVERSES[method], a.to(device), 20, 0.01)
+            for method in ("cholesky", "rescaled")  # the two that compute the same
+            if not (device == "mps" and method == "cholesky")
+        }
+        found |= _best(calls, device)
+    return found
+
+
+def measure_threads() -> Found:
+    """Seconds of a batch in inference by the number of threads: 1, 2, 4 ... and all cores."""
+    before, cores = torch.get_num_threads(), os.cpu_count() or 1
+    counts = sorted({min(2**i, cores) for i in range(cores.bit_length() + 1)})
+    model, images = _model(), _images()
+
+    def with_threads(count: int) -> None:
+        torch.set_num_threads(count)
+        infer(model, images)
+
+    try:
+        return _best({str(count): partial(with_threads, count) for count in counts})
+    finally:
+        torch.set_num_threads(before)
+
+
+def measure_formats() -> Found:
+    """Seconds of the first patch embedding by the order of an image's memory."""
+    embed, images = _model().stages[0].embed, _images()
+    formats = {"channels-last": torch.channels_last, "default": torch.contiguous_format}
+    calls = {
+        name: partial(infer, embed, images.contiguous(memory_format=order))
+        for name, order in formats.items()
+    }
+    return _best(calls)
+
+
+def measure_precisions() -> Found:
+    """Seconds of a batch in inference on the best device, in float32 and in mixed precision."""
+    device = devices()[-1]
+    model, images = _model().to(device), _images().to(device)
+
+    def mixed() -> None:
+        with torch.autocast(device, torch.bfloat16):
+            infer(model, images)
+
+    return _best({"32-true": partial(infer, model, images), "bf16-mixed": mixed}, device)
+
+
+def _model() -> Any:
+    torch.manual_seed(0)
+    return timm.create_model(MODEL).eval()
+
+
+def _images() -> Tensor:
+    return torch.randn(IMAGES, generator=torch.Generator().manual_seed(0))
+
+
+def _best(calls: Mapping[str, Callable[[], object]], device: str = "cpu") -> Found:
+    timings = time_interleaved(calls, repeats=3, seconds=3.0, device=device)
+    return {name: timing.best for name, timing in timings.items()}
+
+
+def report(found: dict[str, Any]) -> str:
+    machine, installed = found["hardware"], found["versions"]
+    lines = [
+        ", ".join(f"{name} {number}" for name, number in installed.items()),
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['capability']}"
+        + (f"; {machine['gpu']}" if "gpu" in machine else "; no GPU"),
+        f"compiled code: {found['native']}"
+        if found["native"]
+        else "compiled code: not built; `softmaxfree build` makes it, if there is a C++ compiler",
+        f"waiting threads: {found['waiting']}",
+        "",
+    ]
+    checks = [
+        [name, f"{error:.1e}", "right" if error <= TOLERANCE else "WRONG"]
+        for name, error in found["errors"].items()
+    ]
+    lines += [table(["self-test, float32 against float64", "error", ""], checks), ""]
+    for key, title in (
+        ("inverse_s", "64 inverses of 49 x 49"),
+        ("threads_s", f"{MODEL}, 4 images of 224, by threads"),
+        ("format_s", "its first patch embedding, by order of memory"),
+        ("precision_s", f"{MODEL}, 4 images of 224, by precision"),
+    ):
+        best = min(found[key].values())
+        rows = [
+            [name, f"{seconds * 1e3:.1f}", "best" if seconds == best else f"x {seconds / best:.2f}"]
+            for name, seconds in found[key].items()
+        ]
+        lines += [table([title, "ms", ""], rows), ""]
+    if found["load"] > 0.3:
+        lines += ["Other programs kept this machine busy: times are not to be trusted.", ""]
+    return "\n".join([*lines, "For this machine:", "", *advice(found)])
+
+
+def advice(found: dict[str, Any]) -> list[str]:
+    """Lines for a shell, and for a file that `softmaxfree fit --config` takes."""
+
+    def best(key: str) -> str:
+        return min(found[key], key=found[key].__getitem__)
+
+    gpu = "gpu" in found["hardware"]
+    lines = [] if found["native"] else ["    softmaxfree build"]
+    lines += [
+        f"    export OMP_NUM_THREADS={best('threads_s')}",
+        "    export OMP_WAIT_POLICY=passive  # for programs of your own beside other busy ones;",
+        "                                    # commands of softmaxfree choose by themselves",
+        "",
+    ]
+    device, method = best("inverse_s").split(", ")
+    own = "cholesky" if device == "cpu" else "rescaled"  # what auto chooses there
+    return [
+        *lines,
+        "    trainer:",
+        f"      accelerator: {'gpu' if gpu else 'cpu'}",
+        f"      precision: {best('precision_s')}",
+        "    model:",
+        "      class_path: softmaxfree.tasks.Classification",
+        "      init_args:",
+        f"        options: {{inverse: {'auto' if method == own else method}}}",
+    ]

@@ -1,0 +1,317 @@
+"""`softmaxfree explore`: the page, its controls and the server."""
+
+import functools
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from threading import Event
+from typing import Any, NamedTuple
+
+os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported
+
+import gradio as gr
+import torch
+
+from ...errors import UserError
+from ...ops.inverse import INVERSES
+from .answers import MOST_TIMES, NORMALIZE, TRAINED, Answers, place_of, taken
+from .attended import STEPS
+from .drawing import FORMAT
+from .looks import Photo
+from .uploads import LIMITS, EndedError, Inbox, Photos
+from .view import View, available_models, example_photos
+
+MOST_BYTES = LIMITS.bytes or 0
+
+SESSIONS = 1000
+"""That are remembered, of some 130 kB each. Whose has ended is told so."""
+
+USERS = 2
+"""Whose clicks are answered at the same time; those of others wait."""
+
+INTRODUCTION = f"""
+# What a patch attends to
+Choose or upload an image, then **click a patch of it**: below each model is the row of its
+attention matrix for this patch, in every layer and head. Bright is much; the cross is the patch.
+Files may be {", ".join(LIMITS.formats[:-1])} or {LIMITS.formats[-1]}, of at most
+{MOST_BYTES // 2**20} MB and {LIMITS.pixels // 10**6} million pixels, and stay on the machine that
+runs this page.
+"""
+
+CSS = """
+.titled { gap: 4px; }
+#patch img, #left-heat img, #right-heat img { cursor: crosshair; }
+"""
+
+
+class Side(NamedTuple):
+    """The components of one of the two models."""
+
+    model: Any
+    prediction: Any
+    predicted: Any
+    heat: Any
+    landmarks: Any
+    atlas: Any
+    caption: Any
+    convergence: Any
+
+
+class Controls(NamedTuple):
+    """What is chosen with, beside the models, in the order of `Asked`."""
+
+    layer: Any
+    head: Any
+    times: Any
+    inverse: Any
+    iters: Any
+    normalize: Any
+
+
+def build(view: View) -> Any:
+    """The page, as Gradio's blocks."""
+    names, shown = list(view.models), list(view.photos.values())
+    with gr.Blocks(
+        title="softmaxfree explore",
+        analytics_enabled=False,
+        delete_cache=(600, 3600),
+        fill_width=True,
+    ) as page:
+        photo, place = gr.State(None), gr.State((0.5, 0.5))
+        gr.Markdown(INTRODUCTION)
+        with gr.Row():
+            with gr.Column(scale=2, min_width=300):
+                patch = _picture("Click a patch", "patch")
+                message = gr.Textbox(show_label=False, visible=False, elem_id="message")
+                upload = gr.UploadButton("Upload an image", elem_id="upload", size="sm")
+                examples = _examples(shown)
+                controls = _controls()
+            left, right = (
+                _side(name, names, names[min(number, len(names) - 1)])
+                for number, name in enumerate(("left", "right"))
+            )
+        sides = (left, right)
+        asked = [photo, place, *controls, left.model, right.model]
+        maps = [patch, *(part for side in sides for part in side[3:7])]
+        curves = [side.convergence for side in sides]
+        predictions = [part for side in sides for part in (side.prediction, side.predicted)]
+        photos = Photos(shown)
+        answers = Answers(view, photos)
+        inbox = Inbox(page.upload_file_set, lambda: examples.keep_in_cache)
+
+        def start() -> str:
+            return shown[0].digest
+
+        def take_click(event: gr.SelectData) -> tuple[float, float]:
+            return place_of(event.index)
+
+        def take_upload(path: str, before: str | None) -> tuple[str | None, Any]:
+            found, refusal = taken(path, before, inbox, photos)
+            return found, gr.Textbox(refusal, visible=bool(refusal))
+
+        def take_example(event: gr.SelectData) -> tuple[str, Any]:
+            return shown[event.index].digest, gr.Textbox("", visible=False)
+
+        def take_bounds(*values: Any) -> list[Any]:
+            return [
+                gr.Slider(maximum=most) if value <= most else gr.Slider(maximum=most, value=most)
+                for most, value in zip(answers.bounds(*values), values[2:4])
+            ]
+
+        # Every event is taken; where it changes a state, the change is what is answered.
+        taking: dict[str, Any] = {
+            "api_visibility": "private",
+            "trigger_mode": "multiple",
+            "show_progress": "hidden",
+        }
+        clicks = [picture.select for picture in (patch, left.heat, right.heat)]
+        # One at a time: of two that are taken at once the first could be told last.
+        gr.on(clicks, take_click, None, place, concurrency_limit=1, **taking)
+        upload.upload(take_upload, [upload, photo], [photo, message], **taking)
+        examples.select(take_example, None, [photo, message], **taking)
+        page.load(start, None, photo, **taking)
+
+        # Each answer is one event, whatever asks for it: what is asked for while one is on its way
+        # is answered after it, with what the controls and states say then. Of several events with
+        # the same outputs one that was asked for earlier could be shown last.
+        answering: dict[str, Any] = {
+            "api_visibility": "private",
+            "trigger_mode": "always_last",
+            "show_progress": "minimal",
+            "show_progress_on": [patch],
+        }
+        models = [side.model.input for side in sides]
+        settings = [control.input for control in controls]
+        anew = [photo.change, *models]
+        bounds = [controls.layer, controls.head]
+        gr.on([page.load, *models, controls.layer.input], take_bounds, asked, bounds, **answering)
+        gr.on([*anew, place.change, *settings], _told(answers.maps), asked, maps, **answering)
+        gr.on(
+            [*anew, controls.times.input],
+            _told(answers.predictions),
+            asked,
+            predictions,
+            **answering,
+        )
+        gr.on([*anew, *settings], _told(answers.curves), asked, curves, **answering)
+    return page.queue(default_concurrency_limit=USERS)
+
+
+def _told(answer: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """An answer that tells a visitor, and leaves the page as it is, where the image is gone."""
+
+    @functools.wraps(answer)
+    def told(*values: Any) -> list[Any]:
+        try:
+            return answer(*values)
+        except EndedError as error:
+            raise gr.Error(f"{error}.", duration=None, print_exception=False) from error
+
+    return told
+
+
+def _examples(shown: Sequence[Photo]) -> Any:
+    return gr.Gallery(
+        [photo.image for photo in shown],
+        show_label=False,
+        columns=3,
+        height=190,
+        object_fit="cover",
+        allow_preview=False,
+        interactive=False,
+        buttons=[],
+        elem_id="examples",
+    )
+
+
+def _controls() -> Controls:
+    layer = gr.Slider(1, 2, 1, step=1, label="layer", elem_id="layer")
+    head = gr.Slider(1, 2, 1, step=1, label="head", elem_id="head")
+    times = gr.Slider(
+        0.5, MOST_TIMES, 1, step=0.5, label="resolution, times that of training", elem_id="times"
+    )
+    with gr.Group():
+        gr.Markdown(
+            "**What if** SOFT and SOFT++ computed with other settings than they were trained with? "
+            "Maps and convergence change, the prediction does not.",
+            container=True,
+        )
+        inverse = gr.Dropdown([TRAINED, *INVERSES], label="what if: inverse", elem_id="inverse")
+        iters = gr.Slider(
+            0,
+            STEPS[-1],
+            0,
+            step=1,
+            label="what if: iterations",
+            info="0: as trained; auto, cholesky and exact take none",
+            elem_id="iters",
+        )
+        normalize = gr.Radio(list(NORMALIZE), value=TRAINED, label="what if: normalisation")
+    return Controls(layer, head, times, inverse, iters, normalize)
+
+
+def _side(place: str, names: list[str], value: str) -> Side:
+    with gr.Column(scale=3, min_width=360):
+        model = gr.Dropdown(names, value=value, label=f"{place} model", elem_id=f"{place}-model")
+        prediction = gr.Label(
+            label="prediction", num_top_classes=3, show_heading=False, elem_id=f"{place}-label"
+        )
+        predicted = gr.Markdown(elem_id=f"{place}-predicted")
+        with gr.Row():
+            heat = _picture("What the patch attends to", f"{place}-heat")
+            landmarks = _picture("Landmarks, bright if near", f"{place}-landmarks")
+        caption = gr.Markdown(elem_id=f"{place}-caption")
+        atlas = _picture("All layers, downwards, and all heads", f"{place}-atlas")
+        convergence = _picture("Convergence of the inverse", f"{place}-convergence")
+    return Side(model, prediction, predicted, heat, landmarks, atlas, caption, convergence)
+
+
+def _picture(title: str, name: str) -> Any:
+    with gr.Column(min_width=160, elem_classes=["titled"]):
+        gr.Markdown(f"**{title}**")
+        return gr.Image(
+            label=title,
+            show_label=False,
+            format=FORMAT,
+            interactive=False,
+            buttons=[],
+            alt_text=title,
+            elem_id=name,
+        )
+
+
+def run(ckpts: Sequence[Path] | None, host: str, port: int) -> None:
+    """Serves the page until it is interrupted.
+
+    Args:
+        ckpts: Runs' checkpoints to choose from, beside the embedded models.
+        host: Address to listen on.
+        port: To listen on; 0 for one that is free.
+    """
+    port = _free_port(host, port)
+    _share_cores()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # as Ctrl-C: the folder is removed
+    view = View(available_models(ckpts), example_photos())
+    with tempfile.TemporaryDirectory(prefix="softmaxfree-") as folder:
+        os.environ["GRADIO_TEMP_DIR"] = folder  # pictures, and files until they are read
+        bypass = [os.environ.get("no_proxy"), host]  # Gradio asks itself whether it is there
+        os.environ["no_proxy"] = ",".join(filter(None, bypass))
+        page = build(view)
+        try:
+            page.launch(
+                server_name=host,
+                server_port=port,
+                prevent_thread_lock=True,
+                quiet=True,
+                share=False,
+                run_history=False,
+                enable_monitoring=False,
+                mcp_server=False,
+                ssr_mode=False,
+                footer_links=[],
+                max_file_size=MOST_BYTES,
+                state_session_capacity=SESSIONS,
+                theme=_theme(),
+                css=CSS,
+            )
+            print(f"softmaxfree explore: {page.local_url} (end it with Ctrl-C)", flush=True)
+            if host not in ("127.0.0.1", "localhost", "::1"):
+                print("Other machines can reach it: whoever can, may use it.", flush=True)
+            Event().wait()
+        finally:
+            page.close(verbose=False)
+
+
+def _theme() -> Any:
+    """The default one with the system's letters: nothing is fetched."""
+    return gr.themes.Default(
+        font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
+    )
+
+
+def _share_cores() -> None:
+    """Gives each of the users who are answered at once a part: threads in excess of the cores wait
+    for each other, several times as long as they compute."""
+    torch.set_num_threads(max(1, torch.get_num_threads() // USERS))
+
+
+def _free_port(host: str, port: int) -> int:
+    """The port, if the address can be listened on."""
+    if not 0 <= port <= 65535:
+        raise UserError(f"--port must be from 0 to 65535, got {port}")
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            return int(probe.getsockname()[1])
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UserError(
+            f"cannot listen on {host}, port {port} ({reason}): give another --port, or 0 for any "
+            "that is free, or another --host"
+        ) from error

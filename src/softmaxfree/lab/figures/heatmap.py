@@ -1,0 +1,200 @@
+"""`softmaxfree figures heatmap`: what one patch of an image attends to, head by head."""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from textwrap import fill
+from typing import Any, NamedTuple
+
+import torch
+from matplotlib.patheffects import withStroke
+from PIL import Image
+from torch import Tensor
+
+from ...analysis.rows import chosen_layer
+from ...errors import UserError
+from ..pictures import COLORS, OTHER_COLOR
+from .drawing import panels, save
+from .subject import Subject, given_images, subjects
+
+COLORMAP = "viridis"
+"""Even to the eye, and lighter where there is more, for the colour-blind too."""
+
+PANEL = 1.6
+"""Side of one, in inches."""
+
+_WHOLE = (0, 1, 1, 0)
+"""Left, right, bottom and top of an image, whose height is counted downwards."""
+
+
+class Heatmap(NamedTuple):
+    """A row of a layer's attention matrix, of every head."""
+
+    title: str
+    """Of the model."""
+    attention: str
+    layer: str
+    """Its name."""
+    image: Tensor
+    """(S, S, 3), as the model sees it, from 0 to 1."""
+    grid: tuple[int, int]
+    """(height, width) of the layer's queries."""
+    query: tuple[int, int]
+    """(row, column) of the patch on it."""
+    weights: Tensor
+    """(heads, H, W) of the keys: of all patches, or of a coarser grid."""
+
+    @property
+    def cross(self) -> tuple[float, float]:
+        """(x, y) of the middle of the patch, in units of the image's side."""
+        (row, column), (height, width) = self.query, self.grid
+        return (column + 0.5) / width, (row + 0.5) / height
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """One for each head and key."""
+        (query_row, query_column), weights = self.query, self.weights.tolist()
+        for head, of_head in enumerate(weights):
+            for row, of_row in enumerate(of_head):
+                for column, weight in enumerate(of_row):
+                    yield {
+                        "model": self.title,
+                        "layer": self.layer,
+                        "head": head,
+                        "query_row": query_row,
+                        "query_column": query_column,
+                        "row": row,
+                        "column": column,
+                        "weight": f"{weight:.8g}",
+                    }
+
+
+def run(
+    ckpts: Sequence[Path] | None,
+    images: Sequence[Path] | None,
+    place: tuple[float, float],
+    layer: int | str,
+    size: int | None,
+    out: Path,
+) -> dict[str, list[Heatmap]]:
+    """Draws a figure for each image, a line of heads for each model; returns them by image.
+
+    Args:
+        ckpts: Runs' checkpoints; the embedded models if None.
+        images: Files; a digit if None.
+        place: Of the patch, as fractions of the image, the height first.
+        layer: A number in the order in which layers run, or a name.
+        size: Side to resize images to; as in training if None.
+        out: Folder for the files.
+    """
+    if any(not 0 <= fraction <= 1 for fraction in place):
+        raise UserError(
+            "--place must be two fractions of the image, from [0,0] at its upper left to [1,1] at "
+            f"its lower right, the height first; got {list(place)}"
+        )
+    found = subjects(ckpts, size)
+    drawn: dict[str, list[Heatmap]] = {}
+    taken: set[Path] = set()
+    for name, image in _pictures(images).items():
+        maps = [heatmap(subject, image, place, layer) for subject in found]
+        stem = out / f"heatmap-{_safe(name)}"
+        if stem in taken:
+            stem = out / f"{stem.name}-{len(taken) + 1}"
+        save(draw(maps, name), [row for one in maps for row in one.rows()], stem)
+        taken.add(stem)
+        drawn[name] = maps
+    return drawn
+
+
+def _pictures(images: Sequence[Path] | None) -> dict[str, Image.Image]:
+    """Files, or a digit that has ink in its middle: a three."""
+    if images is not None:
+        return given_images(images, len(images))
+    name, image = list(given_images(None, 10).items())[3]
+    return {name: image}
+
+
+def heatmap(
+    subject: Subject, image: Image.Image, place: tuple[float, float], layer: int | str
+) -> Heatmap:
+    """The row of the patch at a place of the image; the attention matrix is never formed."""
+    classifier = subject.classifier
+    layers = subject.record(image)
+    try:
+        record = chosen_layer(layers, layer)
+    except UserError as error:
+        raise UserError(f"--layer of the model {subject.title}: {error}") from None
+    token = record.token_at(*place)
+    weights = record.on_grid(record.rows([token])[0].squeeze(-2))
+    height, width = record.layout.size
+    row, column = divmod(token - record.attention.prefix_tokens, width)
+    return Heatmap(
+        subject.title,
+        subject.attention,
+        record.name,
+        classifier.seen(classifier.tensor(image)),
+        (height, width),
+        (row, column),
+        weights,
+    )
+
+
+def draw(maps: Sequence[Heatmap], name: str) -> Any:
+    """The figure: a column for each model, the image above and its heads below."""
+    heads = max(len(one.weights) for one in maps)
+    figure, axes = panels(len(maps), 1 + heads, PANEL, PANEL + 0.15)
+    for column, one in zip(axes.T, maps):
+        image, *others = column[: 1 + len(one.weights)]
+        for ax in column[1 + len(one.weights) :]:
+            ax.remove()
+        image.imshow(one.image, extent=_WHOLE)
+        image.set_title(fill(one.title, 16), fontsize=12)
+        for ax, weights in zip(others, one.weights):
+            _overlay(ax, one.image, weights)
+        for ax in (image, *others):
+            ax.plot(
+                *one.cross,
+                marker="+",
+                color="white",
+                markersize=12,
+                markeredgewidth=2,
+                path_effects=[withStroke(linewidth=4, foreground="black")],
+            )
+            ax.set(xticks=[], yticks=[], xlim=(0, 1), ylim=(1, 0))
+            for spine in ax.spines.values():
+                spine.set(color=COLORS.get(one.attention, OTHER_COLOR), linewidth=2.5)
+    most = max(range(len(maps)), key=lambda i: len(maps[i].weights))
+    for number, ax in enumerate(axes[:, most]):
+        first = ax if axes[number, 0].figure is None else axes[number, 0]
+        first.set_ylabel(f"head {number - 1}" if number else "image", fontsize=11)
+    layers = ", ".join(dict.fromkeys(one.layer for one in maps))
+    told = f"{name}: what the patch at the cross attends to, {layers}"
+    figure.suptitle(fill(told, max(20, 19 * len(maps))), fontsize=12)
+    return figure
+
+
+def _overlay(ax: Any, image: Tensor, weights: Tensor) -> None:
+    """Weights (H, W) in colour on the image in grey; below it their colours, lowest to highest."""
+    # In greys from 1/4 to 3/4, which leave the colours legible.
+    ax.imshow(image.mean(-1), cmap="gray", vmin=-0.5, vmax=1.5, extent=_WHOLE)
+    finite = weights[weights.isfinite()]
+    lowest, highest = (finite.min().item(), finite.max().item()) if len(finite) else (0.0, 0.0)
+    style: dict[str, Any] = {"cmap": COLORMAP, "alpha": 0.7, "interpolation": "nearest"}
+    ax.imshow(weights, vmin=lowest, vmax=highest, extent=_WHOLE, **style)
+    scale = ax.inset_axes((0, -0.1, 1, 0.05))
+    scale.imshow(torch.linspace(0, 1, 256)[None], aspect="auto", extent=_WHOLE, **style)
+    scale.set(xticks=[], yticks=[])
+    some = "" if len(finite) == weights.numel() else " (not all finite)"
+    for x, side, text in ((0, "left", _short(lowest)), (1, "right", _short(highest) + some)):
+        scale.annotate(text, (x, 1), (0, -2), textcoords="offset points", ha=side, va="top")
+
+
+def _short(weight: float) -> str:
+    """As in 0.012 and 3.4e-5."""
+    small = 0 < abs(weight) < 1e-3
+    text = f"{weight:.1e}".replace("e-0", "e-") if small else f"{weight:.2g}"
+    return text.replace("-", "\N{MINUS SIGN}", 1) if weight < 0 else text
+
+
+def _safe(name: str) -> str:
+    """For a file: digits[12] becomes digits-12."""
+    return re.sub(r"[^\w-]+", "-", name).strip("-") or "image"

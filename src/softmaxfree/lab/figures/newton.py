@@ -1,0 +1,166 @@
+"""`softmaxfree figures newton`: how fast each method comes to the inverse, stage by stage."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...errors import UserError
+from ...layers.attention import SoftmaxFreeAttention
+from ...ops.inverse import INVERSES, add_ridge, check_inverse
+from ..results import table
+from .drawing import panels, save
+from .subject import Subject, given_images, subjects
+
+METHODS: dict[str, tuple[str, str, str]] = {
+    "paper": ("paper", "#000000", "-"),
+    "newton": ("newton: the paper's, a start that converges", "#0072B2", "--"),
+    "damped": ("damped: the release of SOFT, ridge", "#56B4E9", "-"),
+    "backtrack": ("backtrack: the release of SOFT++", "#CC79A7", "-"),
+    "rescaled": ("rescaled: auto on accelerators, ridge", "#D55E00", "-"),
+    "cholesky": ("cholesky: auto on CPUs, ridge", "#009E73", ":"),
+    "exact": ("exact: eigendecomposition", "#999999", ":"),
+}
+"""What each is called, its colour and its line; a dotted one takes no steps."""
+
+ENOUGH = 1e-3
+MOST_STEPS = 30
+IMAGES = 20
+
+
+class Curve(NamedTuple):
+    """Residuals of one method in one stage after 1, 2, ... steps, over all its matrices."""
+
+    stage: str
+    method: str
+    mean: list[float]
+    lowest: list[float]
+    highest: list[float]
+
+    @property
+    def steps(self) -> int | None:
+        """After which the mean is at most 1e-3, and stays so."""
+        above = [k for k, value in enumerate(self.mean, 1) if not value <= ENOUGH]
+        last = max(above, default=0)
+        return None if last == len(self.mean) else last + 1
+
+
+def residual(a: Tensor, x: Tensor) -> Tensor:
+    """|A X A - A| / |A| in Frobenius norms: (..., m, m) -> (...)."""
+    norm = torch.linalg.matrix_norm
+    return norm(a @ x @ a - a) / norm(a)
+
+
+def curves(matrices: Mapping[str, Tensor], most_steps: int = MOST_STEPS) -> Iterable[Curve]:
+    """Of stacks (..., m, m) of landmark matrices in float64 by stage.
+
+    What a method with a ridge inverts is A with its ridge, so that is what it is compared with.
+    """
+    for stage, a in matrices.items():
+        for method in METHODS:
+            ridge = check_inverse(method, 1, None)
+            inverted = add_ridge(a, ridge)
+            after = torch.stack(
+                [
+                    residual(inverted, INVERSES[method](a, steps, ridge)).flatten()
+                    for steps in range(1, most_steps + 1)
+                ]
+            )  # (steps, matrices)
+            yield Curve(
+                stage,
+                method,
+                after.mean(1).tolist(),
+                after.amin(1).tolist(),
+                after.amax(1).tolist(),
+            )
+
+
+def landmark_matrices(
+    subject: Subject, images: Iterable[Any], size: int | None = None
+) -> dict[str, Tensor]:
+    """Landmark matrices A of all images, layers and heads, (count, m, m) in float64, by stage."""
+    found: dict[str, list[Tensor]] = {}
+    for image in images:
+        for name, record in subject.record(image, size).items():
+            if isinstance(record.attention, SoftmaxFreeAttention):
+                a = record.factors().A.double().flatten(0, 1)
+                found.setdefault(stage_of(name), []).append(a)
+    if not found:
+        raise UserError(
+            f"{subject.title} has no landmark matrices; give the checkpoint of a model with SOFT "
+            "or SOFT++"
+        )
+    return {stage: torch.cat(stacks) for stage, stacks in found.items()}
+
+
+def stage_of(layer: str) -> str:
+    """The stage that a layer of a pyramid is in; other models have one."""
+    number = re.match(r"stages[._](\d+)", layer)
+    return f"stage {int(number[1]) + 1}" if number else "all layers"
+
+
+def run(ckpt: Path | None, images: Sequence[Path] | None, size: int | None, out: Path) -> None:
+    """Draws it, writes the numbers, and says how many steps are enough."""
+    (subject,) = subjects([ckpt] if ckpt else None, size, embedded=["softpp"])
+    matrices = landmark_matrices(subject, given_images(images, IMAGES).values(), size)
+    found = list(curves(matrices))
+    figure, (axes,) = panels(len(matrices), height=4.1)
+    for ax, (stage, a) in zip(axes, matrices.items()):
+        for curve in found:
+            if curve.stage != stage:
+                continue
+            label, color, line = METHODS[curve.method]
+            steps = range(1, len(curve.mean) + 1)
+            ax.plot(steps, _drawn(curve.mean), color=color, linestyle=line, label=label)
+            ax.fill_between(
+                steps, _drawn(curve.lowest), _drawn(curve.highest), color=color, alpha=0.08, lw=0
+            )
+        ax.axhline(ENOUGH, color="black", linewidth=0.6)
+        ax.set(yscale="log", ylim=(1e-17, 5), xlim=(1, MOST_STEPS), xlabel="steps k")
+        ax.set_title(f"{stage}, m = {a.shape[-1]}")
+        ax.grid(alpha=0.3)
+    axes[0].set_ylabel("|A Aₖ A − A| / |A|")  # noqa: RUF001
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2 if len(axes) < 3 else 3)
+    save(figure, _rows(found), out / "newton")
+    print(f"\nSteps until |A X A - A| / |A| is {ENOUGH:g} or less, mean over images and heads:\n")
+    print(steps_table(found))
+
+
+def steps_table(found: Sequence[Curve]) -> str:
+    """A line for each method, a column for each stage."""
+    stages = list(dict.fromkeys(curve.stage for curve in found))
+    rows = []
+    for method, (label, _, line) in METHODS.items():
+        own = [curve for curve in found if curve.method == method]
+        if line == ":":
+            cells = ["direct" if curve.steps == 1 else "not reached" for curve in own]
+        else:
+            cells = [str(curve.steps or f"more than {len(curve.mean)}") for curve in own]
+        rows.append([label, *cells])
+    return table(["method", *stages], rows)
+
+
+def _drawn(values: Sequence[float]) -> list[float]:
+    """An exact 0 has no place on a logarithmic axis."""
+    return [max(value, 1e-17) for value in values]
+
+
+def _rows(found: Iterable[Curve]) -> list[dict[str, Any]]:
+    return [
+        {
+            "stage": curve.stage,
+            "method": curve.method,
+            "steps": steps,
+            "mean": mean,
+            "lowest": lowest,
+            "highest": highest,
+        }
+        for curve in found
+        for steps, (mean, lowest, highest) in enumerate(
+            zip(curve.mean, curve.lowest, curve.highest), 1
+        )
+    ]

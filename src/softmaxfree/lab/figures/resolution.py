@@ -1,0 +1,342 @@
+"""`softmaxfree figures resolution`: accuracy against the size of test images.
+
+SOFT sums over tokens, of which a larger image has more: below its accuracy stands the strength of
+its attention, which foretells where accuracy is lost.
+"""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib as mpl
+import torch
+from matplotlib.ticker import LogLocator, NullLocator
+from PIL import Image
+from torch import Tensor
+from tqdm import tqdm
+
+from ...analysis.diagnosis import MOST_GROWTH, diagnose
+from ...analysis.hooks import evaluating
+from ...data.sources import Source, open_source
+from ...errors import UserError
+from ...layers.attention import SoftmaxFreeAttention
+from ..pictures import style
+from ..results import table
+from .drawing import panels, save
+from .subject import Subject, subjects
+
+EMBEDDED = ("softpp", "soft", "softmax")
+"""What is compared if no checkpoints are given."""
+
+FACTORS = (1 / 2, 3 / 4, 1, 5 / 4, 3 / 2, 2, 3, 4)
+"""Sides in units of that of training, if no sizes are given."""
+
+DIAGNOSED = 4
+"""Images that the strength of attention is measured on."""
+
+_CHUNK = 64
+"""Images that are read, and scored by all models at all sizes, at a time."""
+
+_PIXELS = 8 * 224**2
+"""Of the images that are in the model at a time."""
+
+
+class Growth(NamedTuple):
+    """|A Z A| of the layers in units of that at the training size."""
+
+    mean: float
+    """Geometric, over the layers."""
+    lowest: float
+    highest: float
+
+
+class Point(NamedTuple):
+    """One model at one size."""
+
+    title: str
+    """Of the model."""
+    size: int
+    """Side of the images, in pixels."""
+    accuracy: float
+    """From 0 to 1."""
+    images: int
+    growth: Growth | None
+    """Of SOFT and SOFT++ only."""
+
+    def row(self) -> dict[str, Any]:
+        mean, lowest, highest = ("", "", "") if self.growth is None else self.growth
+        return {
+            "model": self.title,
+            "size": self.size,
+            "accuracy": self.accuracy,
+            "images": self.images,
+            "growth": mean,
+            "growth_lowest": lowest,
+            "growth_highest": highest,
+        }
+
+
+def run(
+    ckpts: Sequence[Path] | None,
+    sizes: Sequence[int] | None,
+    root: str | None,
+    split: str,
+    out: Path,
+) -> list[Point]:
+    """Scores every model at every size, draws the figure and prints the table.
+
+    Args:
+        ckpts: Runs' checkpoints; the embedded SOFT++, SOFT and softmax if None.
+        sizes: Sides of images; from half of to four times that of training if None.
+        root: Folder with a folder of images for each class; the held-out digits if None.
+        split: Its part that is tested with.
+        out: Folder for the files.
+    """
+    found = subjects(ckpts, embedded=EMBEDDED)
+    source = _labelled_images(root, split)
+    classes = [_class_numbers(subject, source) for subject in found]
+    chosen = [_sizes(subject, sizes) for subject in found]
+    accuracies, images = accuracy(found, chosen, source, classes)
+    some = _some(source)
+    points = []
+    cases = [(i, size) for i, of_subject in enumerate(chosen) for size in of_subject]
+    for i, size in tqdm(cases, desc="strength of attention", unit="size", leave=False):
+        strength = growth(found[i], size, some)
+        points.append(Point(found[i].title, size, accuracies[i, size], images, strength))
+    save(draw(found, points), [point.row() for point in points], out / "resolution")
+    print(_table(points))
+    return points
+
+
+def accuracy(
+    found: Sequence[Subject],
+    sizes: Sequence[Sequence[int]],
+    source: Source,
+    classes: Sequence[Sequence[int]],
+) -> tuple[dict[tuple[int, int], float], int]:
+    """The part of the images whose class is found, by (subject's number, size); how many they are.
+
+    Images that cannot be read are named and left out.
+
+    Args:
+        found: Models.
+        sizes: Of each of them.
+        source: Labelled images.
+        classes: For each model, its number of each of the source's classes.
+    """
+    right = {(i, size): 0 for i, of_subject in enumerate(sizes) for size in of_subject}
+    scored = 0
+    with tqdm(total=len(source), desc="accuracy", unit="image", leave=False) as bar:
+        for start in range(0, len(source), _CHUNK):
+            indices = range(start, min(start + _CHUNK, len(source)))
+            loaded = list(_readable(source, indices))
+            for i, size in right if loaded else ():
+                targets = [classes[i][target] for _, target in loaded]
+                right[i, size] += _hits(found[i], size, [image for image, _ in loaded], targets)
+            scored += len(loaded)
+            bar.update(len(indices))
+    if not scored:
+        raise UserError(f"none of the {len(source)} images can be read; check the data")
+    return {case: hits / scored for case, hits in right.items()}, scored
+
+
+def growth(subject: Subject, size: int, images: Sequence[Image.Image]) -> Growth | None:
+    """How strong softmax-free attention is at a size, to what it is at that of training."""
+    model = subject.classifier.model
+    if not any(isinstance(part, SoftmaxFreeAttention) for part in model.modules()):
+        return None
+    tensors = torch.cat([subject.classifier.tensor(image, size) for image in images])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # what it warns of is drawn
+        found = diagnose(model, tensors, subject.classifier.size)
+    layers = torch.tensor([layer.growth for layer in found.layers], dtype=torch.float64)
+    return Growth(layers.log().mean().exp().item(), layers.min().item(), layers.max().item())
+
+
+def draw(found: Sequence[Subject], points: Sequence[Point]) -> Any:
+    """Accuracy and, of softmax-free attention, its strength below."""
+    measured = any(point.growth is not None for point in points)
+    with mpl.rc_context({"font.size": 11}):
+        figure, axes = panels(1, 2 if measured else 1, 6.4, 3.0)
+        upper, lower = axes[0, 0], axes[-1, 0]
+        for ax in axes.flat:
+            _axis_of_sizes(ax, found, points)
+        _axis_of_accuracy(upper, found)
+        if measured:
+            _axis_of_strength(lower)
+        lower.set_xlabel("side of the test images (pixels)")
+        for subject in found:
+            line = _style(subject, found)
+            own = [point for point in points if point.title == subject.title]
+            sizes = [point.size for point in own]
+            upper.plot(sizes, [100 * p.accuracy for p in own], label=subject.title, **line)
+            strengths = [point.growth for point in own if point.growth is not None]
+            if strengths:
+                lower.plot(sizes, [strength.mean for strength in strengths], **line)
+                lowest, highest = zip(*(strength[1:] for strength in strengths))
+                lower.fill_between(sizes, lowest, highest, color=line["color"], alpha=0.2, lw=0)
+        figure.legend(loc="outside upper center", ncols=min(len(found), 4), frameon=False)
+    return figure
+
+
+def _axis_of_sizes(ax: Any, found: Sequence[Subject], points: Sequence[Point]) -> None:
+    sizes = sorted({point.size for point in points})
+    ax.set_xscale("log")
+    ax.minorticks_off()
+    ax.set_xticks(sizes, [str(size) for size in sizes], rotation=45 if len(sizes) > 10 else 0)
+    ax.grid(alpha=0.3)
+    for trained in sorted({subject.classifier.size for subject in found}):
+        ax.axvline(trained, color="black", linewidth=1, linestyle=":")
+        _label(ax, f" trained at {trained}", (trained, 0), ("data", "axes fraction"), "left")
+
+
+def _axis_of_accuracy(ax: Any, found: Sequence[Subject]) -> None:
+    ax.set(ylabel="accuracy (%)", ylim=(0, 105))
+    for chance in {100 / len(subject.classifier.classes) for subject in found}:
+        ax.axhline(chance, color="black", linewidth=1, linestyle=(0, (6, 4)), alpha=0.6)
+        _label(ax, "chance", (0.65, chance), ("axes fraction", "data"), "left")
+
+
+def _axis_of_strength(ax: Any) -> None:
+    ax.set(yscale="log", ylabel="strength of attention\n(times that in training)")
+    ax.yaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), major_formatter="{x:g}")
+    ax.yaxis.set_minor_locator(NullLocator())
+    ax.axhspan(1 / MOST_GROWTH, MOST_GROWTH, color="black", alpha=0.08, lw=0)
+    told = f"within a factor of {MOST_GROWTH:g}"
+    _label(ax, told, (1, 1 / MOST_GROWTH), ("axes fraction", "data"), "right")
+
+
+def _label(
+    ax: Any, text: str, place: tuple[float, float], units: tuple[str, str], side: str
+) -> None:
+    shift = (-4 if side == "right" else 0, 3)
+    ax.annotate(
+        text, place, shift, xycoords=units, textcoords="offset points", ha=side, fontsize=10
+    )
+
+
+def _style(subject: Subject, found: Sequence[Subject]) -> dict[str, Any]:
+    """That of the method; several models of one method differ in their lines."""
+    same = [other.title for other in found if other.attention == subject.attention]
+    line = ("-", "--", "-.", ":")[same.index(subject.title) % 4]
+    return style(subject.attention) | {"linestyle": line}
+
+
+def _labelled_images(root: str | None, split: str) -> Source:
+    try:
+        source = open_source("digits" if root is None else "", root, split)
+    except UserError as error:
+        raise UserError(str(error).replace("--data.root", "--root")) from None
+    assert isinstance(source, Source)  # streams have names
+    return source
+
+
+def _class_numbers(subject: Subject, source: Source) -> list[int]:
+    """What a model's numbers of the data's classes are: those of the same names."""
+    known = subject.classifier.classes
+    if source.classes is None:
+        raise UserError(
+            "the data do not tell what their classes are called; give --root a folder with a "
+            "folder of images for each class"
+        )
+    unknown = [name for name in source.classes if name not in known]
+    if unknown:
+        raise UserError(
+            f"{subject.title} knows no class {_listed(unknown)} of the data, only "
+            f"{_listed(known)}; give --root a folder of which every folder is named after one"
+        )
+    return [known.index(name) for name in source.classes]
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[:3])
+    return f"{shown} and {len(names) - 3} others" if len(names) > 3 else shown
+
+
+def _sizes(subject: Subject, sizes: Sequence[int] | None) -> list[int]:
+    """Those given, or usual ones that the model takes; in order."""
+    if sizes is not None:
+        if not sizes or min(sizes) < 1:
+            raise UserError(f"--sizes must be sides of 1 pixel or more, got {list(sizes)}")
+        for size in sizes:
+            reason = _refusal(subject, size)
+            if reason is not None:
+                raise UserError(
+                    f"{subject.title} takes no images of {size} x {size} pixels ({reason}); "
+                    f"leave {size} out of --sizes"
+                )
+        return sorted(set(sizes))
+    trained = subject.classifier.size
+    usual = {max(1, round(factor * trained)) for factor in FACTORS}
+    refused = {size for size in usual if _refusal(subject, size) is not None}
+    if refused:
+        left_out = ", ".join(map(str, sorted(refused)))
+        print(f"left out of {subject.title}, which does not take them: {left_out} pixels")
+    return sorted(usual - refused)
+
+
+def _refusal(subject: Subject, size: int) -> str | None:
+    """Why a model does not take images of a side; None if it does."""
+    model = subject.classifier.model
+    try:
+        with evaluating(model):
+            model(torch.zeros(1, 3, size, size))
+    except (AssertionError, RuntimeError, ValueError) as error:
+        return str(error).split("\n")[0].rstrip(".") or type(error).__name__
+    return None
+
+
+def _readable(source: Source, indices: Sequence[int]) -> Iterator[tuple[Image.Image, int]]:
+    """Images and their classes; those that cannot be read are named."""
+    for index in indices:
+        try:
+            yield source.load(index)
+        except Exception as error:  # whatever a broken file makes the decoders raise
+            reason = str(error).split("\n")[0].rstrip(".") or type(error).__name__
+            tqdm.write(f"skipped {source.describe(index)}, which cannot be read: {reason}")
+
+
+def _some(source: Source) -> list[Image.Image]:
+    """A few images, from all over the data."""
+    found: list[Image.Image] = []
+    step = max(1, len(source) // DIAGNOSED)
+    for index in (i for first in range(step) for i in range(first, len(source), step)):
+        try:
+            found.append(source.load(index)[0])
+        except Exception:  # it has been named before
+            continue
+        if len(found) == DIAGNOSED:
+            break
+    return found
+
+
+def _hits(
+    subject: Subject, size: int, images: Sequence[Image.Image], targets: Sequence[int]
+) -> int:
+    """How many of the images the model finds the class of; where it is not finite, of none."""
+    classifier, right = subject.classifier, 0
+    at_once = max(1, _PIXELS // size**2)
+    with evaluating(classifier.model):
+        for start in range(0, len(images), at_once):
+            part = slice(start, start + at_once)
+            tensors = torch.cat([classifier.tensor(image, size) for image in images[part]])
+            logits: Tensor = classifier.model(tensors)
+            correct = logits.argmax(1) == torch.tensor(targets[part])
+            right += int((correct & logits.isfinite().all(1)).sum())
+    return right
+
+
+def _table(points: Sequence[Point]) -> str:
+    rows = [
+        [
+            point.title,
+            str(point.size),
+            f"{100 * point.accuracy:.2f} %",
+            str(point.images),
+            "" if point.growth is None else f"{point.growth.mean:.2f}",
+            "" if point.growth is None else f"{point.growth.highest:.2f}",
+        ]
+        for point in points
+    ]
+    return table(["model", "side", "accuracy", "images", "growth", "in a layer"], rows)

@@ -1,0 +1,228 @@
+"""`softmaxfree figures spectrum`: eigenvalues of a landmark matrix, norms against m."""
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from PIL import Image
+from torch import Tensor
+from tqdm import tqdm
+
+from ...analysis.attention_record import AttentionRecord
+from ...analysis.measures import largest_eigenvalue
+from ...analysis.rows import chosen_layer
+from ...errors import UserError
+from ...layers.attention import SoftmaxFreeAttention
+from ...ops.inverse import INVERSES
+from ...ops.kernel import kernel_matrix
+from ..measure import exponent
+from ..pictures import COLORS
+from ..results import table
+from .drawing import panels, save
+from .subject import Subject, given_images, subjects
+
+SIDES = [7, 10, 14, 18, 24, 32]
+"""Of grids of landmarks, for which images are enlarged."""
+SHOWN = 14
+"""The one whose eigenvalues are drawn."""
+IMAGES = 4
+STEPS = 20
+"""Of the paper's iteration."""
+
+
+class Point(NamedTuple):
+    """Spectral norms of one head of one image."""
+
+    image: str
+    head: int
+    m: int
+    inverse: str
+    """How A^+ is computed: `exact`, or by steps of the paper's iteration, `newton`."""
+    full_rank: bool
+    """No eigenvalue of A is lost in float64's rounding; if one is, it is left out of A^+."""
+    soft: float
+    """|A^+|."""
+    softpp: float
+    """|D^-1/2 A^+ D^-1/2|."""
+    soft_attention: float
+    """|A A^+ A|, attention among the landmarks."""
+    softpp_attention: float
+    """|A D^-1/2 A^+ D^-1/2 A|."""
+
+
+def landmark_matrix(subject: Subject, image: Image.Image, layer: int | str, side: int) -> Tensor:
+    """A of a layer in float64, (heads, m, m), of an image so large that m is about side^2.
+
+    Landmarks are as many as the model makes of an image of that size, and as it makes them.
+    Their kernel is not the layer's own: in float32 its rounding is all there is to see of the
+    smallest eigenvalues.
+    """
+    record = chosen_layer(subject.record(image), layer)
+    if not isinstance(record.attention, SoftmaxFreeAttention):
+        raise UserError(
+            f"layer {record.name!r} of {subject.title} has no landmark matrix; choose one of "
+            "SOFT or SOFT++"
+        )
+    sampler: Any = record.attention.sampler
+    if sampler.num_landmarks is not None:
+        raise UserError(
+            f"layer {record.name!r} of {subject.title} has {sampler.num_landmarks} landmarks at "
+            "all sizes; take a model whose number of landmarks grows with the image"
+        )
+    now = math.sqrt(_landmarks_of(record).shape[-2] - record.attention.prefix_tokens)
+    size = round(subject.classifier.size * side / now)
+    return kernel_matrix(_landmarks_of(subject.record(image, size)[record.name])[0].double())
+
+
+@torch.no_grad()
+def _landmarks_of(record: AttentionRecord) -> Tensor:
+    """As they are compared, (1, heads, m, d)."""
+    assert isinstance(record.attention, SoftmaxFreeAttention)
+    return record.attention.landmarks(record.q, record.k, record.layout)[0]
+
+
+def points(name: str, matrices: Iterable[Tensor]) -> Iterator[Point]:
+    """Of an image's landmark matrices (heads, m, m), of several m."""
+    for a in matrices:
+        eigenvalues = torch.linalg.eigvalsh(a)  # (heads, m)
+        lost = torch.finfo(a.dtype).eps * a.shape[-1] * eigenvalues[:, -1]
+        full_rank = (eigenvalues[:, 0] > lost).tolist()
+        root = a.sum(-1).rsqrt()
+        for inverse in ("exact", "newton"):
+            x = INVERSES[inverse](a, STEPS, 0.0)
+            z = root.unsqueeze(-1) * x * root.unsqueeze(-2)
+            norms = [largest_eigenvalue(y).tolist() for y in (x, z, a @ x @ a, a @ z @ a)]
+            for head, found in enumerate(zip(*norms)):
+                yield Point(name, head, a.shape[-1], inverse, full_rank[head], *found)
+
+
+def mean_norms(
+    found: Iterable[Point], inverse: str, quantity: str
+) -> tuple[list[int], list[float]]:
+    """Sizes m at which all matrices have full rank, and the (geometric) mean norms there."""
+    by_size: dict[int, list[Point]] = {}
+    for point in found:
+        if point.inverse == inverse:
+            by_size.setdefault(point.m, []).append(point)
+    whole = {m: own for m, own in by_size.items() if all(point.full_rank for point in own)}
+    used = by_size if inverse == "newton" else whole
+    means = [
+        math.exp(statistics.fmean(math.log(getattr(point, quantity)) for point in own))
+        for own in used.values()
+    ]
+    return [*used], means
+
+
+def growth(found: Iterable[Point], inverse: str, quantity: str) -> float | None:
+    """The p of norm ~ m^p; None where fewer than two sizes have full rank."""
+    sizes, means = mean_norms(found, inverse, quantity)
+    return exponent(sizes, means) if len(sizes) > 1 else None
+
+
+def run(ckpt: Path | None, images: Sequence[Path] | None, layer: int | str, out: Path) -> None:
+    """Draws it, writes the numbers and says how the norms grow."""
+    (subject,) = subjects([ckpt] if ckpt else None, embedded=["softpp"])
+    given = given_images(images, IMAGES)
+    found: list[Point] = []
+    shown: dict[str, Tensor] = {}
+    for name, image in tqdm(given.items(), "spectrum", leave=False):
+        matrices = {side: landmark_matrix(subject, image, layer, side) for side in SIDES}
+        shown[name] = torch.linalg.eigvalsh(matrices[SHOWN]).flip(-1)
+        found += points(name, matrices.values())
+    figure, (axes,) = panels(3, width=4.3, height=4.2)
+    _draw_eigenvalues(axes[0], shown)
+    _draw_norms(axes[1], found, "")
+    axes[1].set(title="the inverse", ylabel="spectral norm")
+    axes[1].axhline(100, color="black", linewidth=0.8, linestyle=(0, (1, 3)))
+    most = max(point.m for point in found)
+    axes[1].text(most, 110, "most with the default ridge", ha="right", va="bottom", fontsize=9)
+    _draw_norms(axes[2], found, "_attention")
+    axes[2].set(title="attention among landmarks", ylabel="spectral norm")
+    for ax in axes:
+        ax.grid(alpha=0.3)
+    save(
+        figure, [*_eigenvalue_rows(shown), *(point._asdict() for point in found)], out / "spectrum"
+    )
+    print(growth_table(found))
+
+
+METHODS = {"soft": ("SOFT", "A⁺"), "softpp": ("SOFT++", "D⁻¹ᐟ²A⁺D⁻¹ᐟ²")}
+LINES = {"exact": "-", "newton": "--"}
+MARKERS = {"exact": "+", "newton": "."}
+PAPER = {"soft": 2, "softpp": 1}
+"""The paper's exponents of the norms of what is inverted."""
+
+
+def _draw_eigenvalues(ax: Any, shown: dict[str, Tensor]) -> None:
+    for number, values in enumerate(torch.cat([*shown.values()]).clamp(min=1e-17).tolist()):
+        label = None if number else "one head of one image"
+        ax.plot(
+            range(1, len(values) + 1), values, color=COLORS["softpp"], alpha=0.4, lw=1, label=label
+        )
+    ax.axhline(0.01, color="black", linewidth=0.8, linestyle=(0, (1, 3)))
+    ax.text(len(values), 0.014, "default ridge", ha="right", fontsize=9)
+    ax.set(yscale="log", xlabel="number of the eigenvalue", ylabel="eigenvalue")
+    ax.set_title(f"eigenvalues of A, m = {len(values)}")
+    ax.legend(frameon=False)
+
+
+def _draw_norms(ax: Any, found: Sequence[Point], suffix: str) -> None:
+    for name, (title, formula) in METHODS.items():
+        quantity = name + suffix
+        what = f"A·{formula}·A" if suffix else formula
+        for inverse, line in LINES.items():
+            own = [point for point in found if point.inverse == inverse]
+            ax.plot(
+                [point.m for point in own], [getattr(point, quantity) for point in own],
+                MARKERS[inverse], color=COLORS[name], alpha=0.5, markersize=5,
+            )  # fmt: skip
+            power = growth(found, inverse, quantity)
+            how = "exact" if inverse == "exact" else f"{STEPS} steps"
+            label = f"{title}: {what}, {how}"
+            if power is not None:
+                label += f"  ~ $m^{{{_rounded(power, 1)}}}$"
+            if quantity in PAPER:
+                label += f" (paper $m^{PAPER[quantity]}$)"
+            sizes, means = mean_norms(found, inverse, quantity)
+            ax.plot(sizes, means, line, color=COLORS[name], label=label)
+    sizes = sorted({point.m for point in found})
+    ax.set(xscale="log", yscale="log", xlabel="landmarks m")
+    ax.set_xticks(sizes, [f"{m:,}" for m in sizes])
+    ax.minorticks_off()
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False, fontsize=9)
+
+
+def _eigenvalue_rows(shown: dict[str, Tensor]) -> list[dict[str, Any]]:
+    return [
+        {"image": image, "head": head, "m": len(values), "number": number, "eigenvalue": value}
+        for image, heads in shown.items()
+        for head, values in enumerate(heads.tolist())
+        for number, value in enumerate(values, 1)
+    ]
+
+
+def growth_table(found: Sequence[Point]) -> str:
+    """The fitted exponents beside the paper's."""
+    quantities = {
+        "soft": "|A^+|",
+        "softpp": "|D^-1/2 A^+ D^-1/2|",
+        "soft_attention": "|A A^+ A|",
+        "softpp_attention": "|A D^-1/2 A^+ D^-1/2 A|",
+    }
+    rows = []
+    for quantity, title in quantities.items():
+        powers = [growth(found, inverse, quantity) for inverse in LINES]
+        cells = ["-" if power is None else _rounded(power, 2) for power in powers]
+        rows.append([title, *cells, str(PAPER.get(quantity, "-"))])
+    header = ["spectral norm", "exact: m^", f"{STEPS} steps: m^", "paper: m^"]
+    used, _ = mean_norms(found, "exact", "soft")
+    note = f"The exact inverse is fitted where A has full rank in float64, m = {used}.\n\n"
+    return note + table(header, rows)
+
+
+def _rounded(power: float, digits: int) -> str:
+    """Without the sign of what is 0 when rounded."""
+    return f"{round(power, digits) + 0.0:.{digits}f}"

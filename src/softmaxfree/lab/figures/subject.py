@@ -1,0 +1,116 @@
+"""What figures are drawn of: trained models and images, given or embedded."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from PIL import Image
+
+from ...analysis.attention_record import AttentionRecord
+from ...analysis.hooks import evaluating, recorded_attention
+from ...data.image_files import check_size, read_image
+from ...data.paths import shown
+from ...data.sources import Digits
+from ...errors import UserError
+from ...layers.attention import SoftmaxFreeAttention
+from ...layers.multihead import MultiHeadAttention
+from ...layers.registry import ATTENTIONS, attention_class
+from ...tasks.embedded import EMBEDDED, embedded_classifier
+from ...tasks.predict import Classifier, read_run_checkpoint
+from ..bench.contestants import find
+
+
+class Subject(NamedTuple):
+    """A trained model with a name and a colour."""
+
+    title: str
+    """Such as SOFT++, for people."""
+    attention: str
+    """Such as softpp, the name of a colour."""
+    classifier: Classifier
+
+    def record(self, image: Image.Image, size: int | None = None) -> dict[str, AttentionRecord]:
+        """The attentions of a forward pass, by the layers' names."""
+        with evaluating(self.classifier.model), recorded_attention(self.classifier.model) as layers:
+            self.classifier.model(self.classifier.tensor(image, size))
+        return layers
+
+
+def subjects(
+    ckpts: Sequence[Path] | None, size: int | None = None, embedded: Sequence[str] = EMBEDDED
+) -> list[Subject]:
+    """Those of the runs' checkpoints, or the embedded ones with the attentions named.
+
+    Args:
+        ckpts: Files such as a run's last.ckpt, of classifiers.
+        size: Side to resize images to; as in training if not given.
+        embedded: Of `EMBEDDED`, where no checkpoints are given.
+    """
+    check_size(size)
+    if ckpts is None:
+        return [_subject(embedded_classifier(name, size)) for name in embedded]
+    if not ckpts:
+        raise UserError("--ckpts is empty; name files, or leave it out for the embedded models")
+    found = []
+    for path in ckpts:
+        checkpoint = read_run_checkpoint(path)
+        if not (isinstance(checkpoint.get("hyper_parameters"), dict) and "images" in checkpoint):
+            raise UserError(
+                f"{path} is no checkpoint of a classifier; give the last.ckpt of a run of "
+                "`softmaxfree fit` on images with classes"
+            )
+        found.append(_subject(Classifier(checkpoint, size)))
+    return _told_apart(found, ckpts)
+
+
+def _subject(classifier: Classifier) -> Subject:
+    name = attention_name(classifier)
+    if name == "softmax":
+        return Subject("softmax", name, classifier)
+    return Subject(find(name).title if name in ATTENTIONS else name, name, classifier)
+
+
+def _told_apart(found: list[Subject], ckpts: Sequence[Path]) -> list[Subject]:
+    """Those of one attention have their runs' names in their titles, or numbers."""
+    titles = [subject.title for subject in found]
+    for label in (lambda i: ckpts[i].absolute().parent.name, lambda i: str(i + 1)):
+        common = {title for title in titles if titles.count(title) > 1}
+        titles = [f"{t} ({label(i)})" if t in common else t for i, t in enumerate(titles)]
+    return [subject._replace(title=title) for subject, title in zip(found, titles)]
+
+
+def attention_name(classifier: Classifier) -> str:
+    """The attention of a model's first layers, by its name in the table."""
+    parts = classifier.model.modules()
+    first = next((part for part in parts if isinstance(part, MultiHeadAttention)), None)
+    if first is None:
+        raise UserError(
+            f"{type(classifier.model).__name__} has no attention of this package to look into; "
+            "give the checkpoint of one of its backbones, or of a model trained with "
+            "--model.attention"
+        )
+    if isinstance(first, SoftmaxFreeAttention):
+        return "softpp" if first.normalize else "soft"
+    return next((name for name in ATTENTIONS if attention_class(name) is type(first)), "other")
+
+
+def given_images(paths: Sequence[Path] | None, count: int) -> dict[str, Image.Image]:
+    """Images by name: the files', or held-out digits, of which there is one of each class first.
+
+    A name that an earlier file has is numbered.
+    """
+    if paths is not None:
+        if not paths:
+            raise UserError("--images is empty; name files, or leave it out for digits")
+        found: dict[str, Image.Image] = {}
+        for number, path in enumerate(paths, 1):
+            stem = shown(path.stem)
+            name = stem if stem not in found else f"{stem}-{number}"
+            found[name] = read_image(path)
+        return found
+    digits = Digits("val")
+    by_class: dict[int, list[int]] = {}
+    for index in range(len(digits)):
+        by_class.setdefault(digits.load(index)[1], []).append(index)
+    order = [by_class[digit][turn] for turn in range(count // 10 + 1) for digit in sorted(by_class)]
+    return {digits.describe(index): digits.load(index)[0] for index in order[:count]}

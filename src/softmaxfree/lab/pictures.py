@@ -1,0 +1,228 @@
+"""Pictures of results: the colours of all figures, lines over the number of tokens, bars."""
+
+import io
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..files import write_atomically
+from .bench.contestants import PACKAGES, VARIANTS
+
+try:
+    import matplotlib as mpl
+except ImportError:
+    raise UserError(
+        "pictures need matplotlib; install it with: pip install 'softmaxfree[plots]'"
+    ) from None
+mpl.use("agg")
+
+import matplotlib.pyplot as plt
+
+COLORS = {
+    "softpp": "#0072B2",
+    "soft": "#56B4E9",
+    "softmax": "#000000",
+    "linformer": "#D55E00",
+    "performer": "#E69F00",
+    "nystromformer": "#CC79A7",
+    "reformer": "#999999",
+    "skyformer": "#009E73",
+    "spatial_reduction": "#8C6D31",
+    "gaussian": "#332288",
+    "softpp_128": "#004C78",
+    "soft_128": "#9AD2F2",
+    "softmax_plain": "#555555",
+    "spatial_reduction_pooled": "#C2A35D",
+    "linformer_package": "#D55E00",
+    "performer_pytorch": "#E69F00",
+    "nystrom_attention": "#CC79A7",
+    "reformer_pytorch": "#999999",
+    "op_softpp": "#0072B2",
+    "op_released": "#56B4E9",
+    "op_released_lean": "#B5DDF5",
+    "op_sdpa": "#000000",
+    "op_softmax": "#555555",
+}
+"""By contestant: Okabe and Ito's colours, which are told apart with any vision of colours, and
+three more. A variant has a shade of its method's colour, a package the colour itself."""
+
+MARKERS = {
+    "softpp": "o",
+    "soft": "s",
+    "softmax": "^",
+    "linformer": "v",
+    "performer": "D",
+    "nystromformer": "P",
+    "reformer": "X",
+    "skyformer": "*",
+    "spatial_reduction": "<",
+    "gaussian": ">",
+    "softpp_128": "o",
+    "soft_128": "s",
+    "softmax_plain": "^",
+    "spatial_reduction_pooled": "<",
+    "linformer_package": "v",
+    "performer_pytorch": "D",
+    "nystrom_attention": "P",
+    "reformer_pytorch": "X",
+    "op_softpp": "o",
+    "op_released": "s",
+    "op_released_lean": "s",
+    "op_sdpa": "^",
+    "op_softmax": "^",
+}
+"""A shape for each method, so that lines are told apart in grey too."""
+
+HOLLOW = {*PACKAGES, *VARIANTS, "softpp_128", "soft_128", "op_released_lean", "op_softmax"}
+"""Whose markers are: another form of what has the same shape."""
+
+OTHER_COLOR, OTHER_MARKER = "#661100", "h"
+"""Of an attention that somebody has registered."""
+
+PEER_COLOR = "#7F7F7F"
+"""Of other people's models, which have their names beside them."""
+
+QUANTITIES = {
+    "forward_s": ("time, forward", "ms", 1e-3),
+    "training_s": ("time, forward + backward", "ms", 1e-3),
+    "forward_bytes": ("memory, forward", "MB", 1e6),
+    "training_bytes": ("memory, forward + backward", "MB", 1e6),
+}
+"""What is drawn over n: title, unit, and how many seconds or bytes that is."""
+
+
+def draw_attention(content: dict[str, Any], path: Path) -> None:
+    """Lines over n where the cases differ in n alone, bars for each case otherwise."""
+    cases = {(row["batch"], row["heads"]) for row in content["rows"]}
+    save(_lines(content) if len(cases) == 1 else _bars(content), path)
+
+
+def draw_memory(content: dict[str, Any], path: Path) -> None:
+    """The paper's figure: memory of 12 layers against the number of tokens."""
+    figure, ax = plt.subplots(figsize=(8.2, 4.6), layout="constrained")
+    memory_panel(ax, content)
+    ax.legend(*entries(ax), loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=9)
+    save(figure, path)
+
+
+def save(figure: Any, path: Path) -> None:
+    """As a PNG, whole or not at all."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=150)
+    plt.close(figure)
+    write_atomically(path, buffer.getvalue())
+
+
+def style(name: str) -> dict[str, Any]:
+    """How a contestant is drawn: ours thick, SOFT on top of it, packages dashed."""
+    ours = name.endswith("softpp")
+    color = COLORS.get(name, OTHER_COLOR)
+    return {
+        "color": color,
+        "linewidth": 2.6 if ours else 1.4,
+        "linestyle": "--" if name in PACKAGES else "-",
+        "marker": MARKERS.get(name, OTHER_MARKER),
+        "markersize": 7.5 if ours else 4 if name == "soft" else 5,
+        "markerfacecolor": "white" if name in HOLLOW else color,
+        "zorder": 3 if ours else 4 if name == "soft" else 2,
+    }
+
+
+def points(content: dict[str, Any], quantity: str) -> dict[str, list[tuple[int, float]]]:
+    """Tokens and values by contestant, where there are values."""
+    found: dict[str, list[tuple[int, float]]] = {name: [] for name in content["titles"]}
+    for row in content["rows"]:
+        if row.get(quantity):
+            found[row["contestant"]].append((row["n"], row[quantity]))
+    return {name: values for name, values in found.items() if values}
+
+
+def panel(ax: Any, content: dict[str, Any], quantity: str) -> None:
+    """A quantity against n, both in logarithms: a line for each contestant, and its exponent."""
+    title, unit, size = QUANTITIES[quantity]
+    for name, values in points(content, quantity).items():
+        growth = content["exponents"].get(name)
+        if isinstance(growth, dict):
+            growth = growth.get(quantity)
+        label = content["titles"][name] + (f"  ~ $n^{{{growth:.2f}}}$" if growth else "")
+        ax.plot(*zip(*((n, value / size) for n, value in values)), label=label, **style(name))
+    ax.set(xscale="log", yscale="log", xlabel="tokens n", title=title, ylabel=unit)
+    ax.grid(alpha=0.3)
+    sizes = sorted({row["n"] for row in content["rows"]})
+    shown = _apart(sizes)
+    ax.set_xticks(shown, [f"{n:,}" for n in shown], rotation=45 if len(shown) > 5 else 0)
+    ax.set_xticks([n for n in sizes if n not in shown], minor=True, labels=[])
+    ax.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+
+
+def memory_panel(ax: Any, content: dict[str, Any]) -> None:
+    """What `softmaxfree bench memory` measures: the paper's figure, but in logarithms, where lines
+    that are a tenth of others are told apart."""
+    panel(ax, content, "training_bytes")
+    ax.set_title("memory of 12 layers in training, batch 1")
+
+
+def entries(ax: Any) -> tuple[list[Any], list[str]]:
+    """Of a legend: lines and labels in the order in which the lines end, from the top."""
+    lines = sorted(ax.get_lines(), key=lambda line: -line.get_ydata()[-1])
+    return lines, [line.get_label() for line in lines]
+
+
+def _apart(sizes: Iterable[int]) -> list[int]:
+    """Those of which each is about twice the one before or more: their labels have room."""
+    shown: list[int] = []
+    for n in sizes:
+        if not shown or n >= 1.9 * shown[-1]:
+            shown.append(n)
+    return shown
+
+
+def _lines(content: dict[str, Any]) -> Any:
+    quantities = [key for key in QUANTITIES if points(content, key)]
+    few = len(content["titles"]) <= 4
+    figure, axes = plt.subplots(
+        1,
+        len(quantities),
+        figsize=((4.6 if few else 6.6) * len(quantities), 4.2),
+        layout="constrained",
+        squeeze=False,
+    )
+    for ax, quantity in zip(axes[0], quantities):
+        panel(ax, content, quantity)
+        if few:
+            bottom, top = ax.get_ylim()
+            ax.set_ylim(bottom, top * (top / bottom) ** 0.4)  # room for the legend
+            ax.legend(*entries(ax), loc="upper left", frameon=False)
+        else:
+            beside = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
+            ax.legend(*entries(ax), **beside, frameon=False, fontsize=9)
+    return figure
+
+
+def _bars(content: dict[str, Any]) -> Any:
+    rows = content["rows"]
+    cases = list(dict.fromkeys((row["batch"], row["heads"], row["n"]) for row in rows))
+    names = list(dict.fromkeys(row["contestant"] for row in rows))
+    panels = [("forward_s", "forward", 1), ("training_s", "forward + backward", 3)]
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4), layout="constrained", sharey=True)
+    for ax, (key, title, passes) in zip(axes, panels):
+        for i, name in enumerate(names):
+            ratios = [
+                row[key] / (passes * row["products_s"]) for row in rows if row["contestant"] == name
+            ]
+            places = [j + 0.8 * (i - (len(names) - 1) / 2) / len(names) for j in range(len(cases))]
+            ax.bar(
+                places,
+                ratios,
+                0.8 / len(names),
+                color=COLORS.get(name, OTHER_COLOR),
+                label=content["titles"][name],
+            )
+        ax.axhline(1, color="black", linewidth=0.8, linestyle="--")
+        ax.set_xticks(range(len(cases)), [f"{b} x {h} heads\nn = {n:,}" for b, h, n in cases])
+        ax.set(yscale="log", title=title)
+        ax.grid(axis="y", alpha=0.3)
+    axes[0].set_ylabel("time, in units of SOFT++'s matrix products")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return figure

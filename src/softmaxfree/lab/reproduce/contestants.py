@@ -1,0 +1,183 @@
+"""What is trained: models by name, the same recipe and steps for all."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ...errors import DivergedError
+from ...files import write_atomically
+from ...models.build import build_model
+from ..bench.trained import TrainedRun, config
+
+RECIPE = "reproduction/cifar10.yaml"
+CLASSES, SIDE = 10, 32
+"""What it trains for."""
+SEEDS = (0, 1, 2)
+SIZES = ("32", "48", "64")
+"""Sides of test images that resolutions are compared at; that of training first."""
+GUESSING = 1 / CLASSES
+"""The accuracy of a run that came to nothing."""
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A model, as `softmaxfree fit` is told of it."""
+
+    attention: str | None = None
+    tie_qk: bool | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    backbone: str = "softpp_nano"
+    all_sizes: bool = False
+    """Score it at all of SIZES, which takes as long as half of the training."""
+
+    def build(self) -> nn.Module:
+        return build_model(
+            self.backbone, CLASSES, self.attention, self.tie_qk, options=self.options
+        )
+
+    def arguments(self) -> list[str]:
+        """Of `softmaxfree fit`, beside the recipe."""
+        given: dict[str, Any] = {
+            "--model.backbone": self.backbone if self.backbone != "softpp_nano" else None,
+            "--model.attention": self.attention,
+            "--model.tie_qk": None if self.tie_qk is None else json.dumps(self.tie_qk),
+            "--model.options": json.dumps(self.options) if self.options else None,
+            "--data.eval_sizes": f"[{','.join(SIZES)}]" if self.all_sizes else None,
+        }
+        return [f"{name}={value}" for name, value in given.items() if value is not None]
+
+
+_PLAIN_GRID = {"img_size": SIDE, "patch_size": 4, "embed_dim": 80, "depth": 5, "num_heads": 5}
+"""Without a pyramid, at the cost of softpp_nano."""
+_VIT: dict[str, Any] = {
+    "backbone": "vit_tiny_patch16_224",
+    "options": _PLAIN_GRID | {"dynamic_img_size": True},
+}
+_SWIN: dict[str, Any] = {
+    "backbone": "swin_tiny_patch4_window7_224",
+    "options": {
+        "img_size": SIDE, "patch_size": 2, "window_size": 4, "embed_dim": 32,
+        "depths": [1, 1, 2, 1], "num_heads": [2, 4, 8, 8], "strict_img_size": False,
+    },
+}  # fmt: skip
+
+
+def _softpp(**options: Any) -> Contestant:
+    return Contestant(options=options)
+
+
+_LINEAR = ("linformer", "performer", "nystromformer")
+_PLAIN = {"value_conv": 0}
+
+CONTESTANTS: dict[str, Contestant] = {
+    "softpp": Contestant(all_sizes=True),
+    "soft": Contestant("soft", all_sizes=True),
+    **{name: Contestant(name) for name in ("softmax", *_LINEAR)},
+    **{
+        f"{name}, no value convolution": Contestant(name, options=_PLAIN)
+        for name in ("softpp", "soft", "softmax", *_LINEAR)
+    },
+    "gaussian, not normalised": Contestant(
+        "gaussian", options={"attention_options": {"normalize": False}}
+    ),
+    "gaussian, normalised": Contestant(
+        "gaussian", options={"attention_options": {"normalize": True}}
+    ),
+    "softpp, 16 tokens": Contestant(options={"num_landmarks": 16}, all_sizes=True),
+    "soft, 16 tokens": Contestant("soft", options={"num_landmarks": 16}, all_sizes=True),
+    "softpp, 4 tokens": _softpp(num_landmarks=4),
+    "softpp, 64 tokens": _softpp(num_landmarks=64),
+    "softmax, tied": Contestant("softmax", tie_qk=True),
+    "ViT": Contestant(**_VIT),
+    "ViT, tied": Contestant(tie_qk=True, **_VIT),
+    "Swin": Contestant(**_SWIN),
+    "Swin, tied": Contestant(tie_qk=True, **_SWIN),
+    "softpp, averages": _softpp(sampler="avg"),
+    "softpp, random tokens": _softpp(sampler="random"),
+    "softpp, first tokens": _softpp(sampler="biased"),
+    "softpp, no overlap": _softpp(overlap=False),
+    "softpp, softmax in stage 4": _softpp(stage4="softmax"),
+    "softpp, plain landmarks": _softpp(attention_options={"landmark_norm": False}),
+    "softpp, newton, 20 steps": _softpp(inverse="newton", iters=20),
+    "softpp, newton, 5 steps": _softpp(inverse="newton", iters=5),
+    "softpp, backtrack, 20 steps": _softpp(inverse="backtrack", iters=20),
+    "softpp, no pyramid": Contestant(backbone="softpp_vit_small", options=_PLAIN_GRID),
+    # Beyond the paper. A smaller hidden layer pays for what a gate or more tokens cost.
+    "softpp, pre-norm": _softpp(pre_norm=True),
+    "softpp, position by convolution": _softpp(position="conv"),
+    "softpp, gated": _softpp(attention_options={"gate": True}, mlp_ratios=3.5),
+    "softpp, value kernels by channel": _softpp(attention_options={"value_conv_per_channel": True}),
+    "softpp, more tokens": _softpp(num_landmarks=36, mlp_ratios=3.5),
+    "softx": _softpp(
+        pre_norm=True,
+        position="conv",
+        attention_options={"gate": True, "value_conv_per_channel": True},
+        num_landmarks=36,
+        mlp_ratios=3.0,
+    ),
+    "softx, what gained alone": _softpp(
+        attention_options={"gate": True, "value_conv_per_channel": True, "landmark_norm": False},
+        num_landmarks=36,
+        mlp_ratios=3.0,
+    ),
+}
+"""By what tables call them."""
+
+
+@dataclass(frozen=True)
+class ContestantRun(TrainedRun):
+    """One whose result is kept in a file of its own: a run that has one is not trained again.
+
+    It may diverge, which is a result: it scores as guessing does.
+    """
+
+    record: Path
+
+    def train(self, threads: int) -> None:
+        told = self.told()
+        if self.record.is_file():
+            self.refuse_another(told)
+            return
+        try:
+            super().train(threads)
+        except DivergedError as error:
+            told = super().told()
+            told |= {"diverged": str(error), "scores": {"accuracy": dict.fromkeys(SIZES, GUESSING)}}
+        else:
+            told = super().told()
+        self.record.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.record, json.dumps(told, indent=1) + "\n")
+
+    def told(self) -> dict[str, Any]:
+        return json.loads(self.record.read_text()) if self.record.is_file() else super().told()
+
+
+def contestant_runs(
+    name: str,
+    runs: Path,
+    records: Path,
+    arguments: Sequence[str] = (),
+    seeds: Sequence[int] = SEEDS,
+) -> list[ContestantRun]:
+    """One for each seed. Experiments that have a contestant in common share its runs.
+
+    Args:
+        name: In `CONTESTANTS`.
+        runs: Folder of all runs.
+        records: Folder of what they came to.
+        arguments: Further ones, the same for all contestants.
+        seeds: Of the runs.
+    """
+    folder, chosen = name.replace(", ", "-").replace(" ", "_"), CONTESTANTS[name].arguments()
+    return [
+        ContestantRun(
+            runs / f"{folder}-{seed}",
+            (config(RECIPE), *chosen, f"--seed_everything={seed}", *arguments),
+            records / f"{folder}-{seed}.json",
+        )
+        for seed in seeds
+    ]

@@ -1,0 +1,461 @@
+"""The measurements: right contestants, whole files, honest notes; no assertion on time."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+
+from softmaxfree.errors import UserError
+from softmaxfree.files import write_atomically
+from softmaxfree.lab.bench import attention, claims, contestants, memory, models, speed, steps
+from softmaxfree.lab.bench.attention import Preset, run
+from softmaxfree.lab.bench.contestants import CPU, OPERATIONS, PACKAGES, VARIANTS, Case
+from softmaxfree.lab.measure import Timing, exponent, in_fresh_process, time_interleaved
+from softmaxfree.lab.paper import complexity
+from softmaxfree.lab.results import compare, comparison, read, result, table
+from softmaxfree.layers.registry import ATTENTIONS
+from softmaxfree.models.cost import cost
+
+
+@pytest.fixture(autouse=True)
+def keep_threads() -> Iterator[None]:
+    """A command sets the number of threads for its process; here others come after it."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    preset = Preset(
+        "small", [Case(1, 2, n) for n in (3136, 6272)], list(OPERATIONS), repeats=1, memory=False
+    )
+    monkeypatch.setitem(attention.PRESETS, "small", preset)
+    monkeypatch.setattr(attention, "memory_limit", lambda: 500e6)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_run_writes_table_json_csv_and_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("small", threads=None, out=tmp_path)
+    content = json.loads((tmp_path / "attention-small.json").read_text())
+    assert {
+        "schema_version",
+        "command",
+        "commit",
+        "hardware",
+        "versions",
+        "threads",
+        "device",
+        "dtype",
+        "rows",
+    } <= set(content)
+    assert content["versions"]["torch"] == torch.__version__
+    assert len(content["rows"]) == 10
+    assert (tmp_path / "attention-small.png").read_bytes().startswith(b"\x89PNG")
+    assert "| 1, 2, 3,136     | SOFT++ " in (tmp_path / "attention-small.md").read_text()
+    with (tmp_path / "attention-small.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == 10
+    assert float(lines[0]["forward_s"]) == content["rows"][0]["forward_s"]
+    printed = capsys.readouterr().out
+    lines = [line for line in printed.splitlines() if not line.startswith("written: ")]
+    assert max(map(len, lines)) <= 100
+    # 6272^2 pairs, two heads, 8 bytes each, are over the limit: said, not dropped.
+    assert "not run: needs 0.6 GiB" in printed
+    notes = {(row["contestant"], row["n"]) for row in content["rows"] if "forward_note" in row}
+    assert notes == {("op_softmax", 6272)}
+
+
+def test_contestants_are_checked_before_they_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every attention of the table, every package, every form of the operation."""
+    names = [*contestants.layer_names(), *VARIANTS, *PACKAGES, *OPERATIONS]
+    contestants.verify(names)
+    wrong = contestants.operation("a cheat", lambda q, v, landmarks: 1.001 * v, contestants.softpp)
+    monkeypatch.setitem(contestants.OPERATIONS, "op_softpp", wrong)
+    with pytest.raises(RuntimeError, match="a cheat does not compute what it should"):
+        contestants.verify(["op_sdpa", "op_softpp"])
+    # The released formula takes one step size for the whole batch.
+    with pytest.raises(RuntimeError, match="released does not keep what attentions must"):
+        contestants.verify([contestants.RELEASED])
+
+
+def test_unknown_and_missing_contestants_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="unknown contestant 'nope'; choose among soft, softpp"):
+        contestants.find("nope")
+    monkeypatch.setitem(sys.modules, "linformer", None)
+    with pytest.raises(UserError, match=r"pip install 'softmaxfree\[peers\]'"):
+        contestants.find("linformer_package")
+
+
+@pytest.mark.slow
+def test_layers_and_packages_over_n(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A user's own attention among them, memory of several, one that would take too long."""
+    (tmp_path / "own.py").write_text(
+        "from softmaxfree import register_attention\n"
+        "from softmaxfree.layers.performer import PerformerAttention\n"
+        "register_attention('own_attention', features=8)(PerformerAttention)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    names = ["softpp", "own_attention", "gaussian", "reformer", "nystrom_attention"]
+    preset = Preset("layers", [Case(1, 2, n) for n in (98, 196)], names, 1, longest=1e-9)
+    monkeypatch.setitem(attention.PRESETS, "layers", preset)
+    try:
+        content = run("layers", None, tmp_path, modules=["own"])
+        again = run(
+            "layers", None, tmp_path, modules=["own"], against=tmp_path / "attention-layers.json"
+        )
+    finally:
+        ATTENTIONS.pop("own_attention", None)
+    assert [row["contestant"] for row in content["rows"]] == names * 2
+    first, second = content["rows"][:5], content["rows"][5:]
+    assert all(row["forward_s"] > 0 and row["training_bytes"] >= 0 for row in first)
+    assert all("not run: a call would take about" in row["forward_note"] for row in second)
+    printed = capsys.readouterr().out
+    assert "Reformer, training, n = 196: not run" in printed
+    assert "Against the run of commit" in printed
+    assert len(again["rows"]) == 10
+    ratios = [line.split()[-1] for line in printed.split("Against")[1].splitlines()[3:13]]
+    assert set(ratios) != {"1.00"}, "compared with itself: the file was written over first"
+
+
+def test_a_comparison_names_what_changed_and_what_is_missing(tmp_path: Path) -> None:
+    before = [{"name": "a", "forward_s": 2.0}, {"name": "gone", "forward_s": 1.0}]
+    now = [{"name": "a", "forward_s": 1.0}, {"name": "new", "forward_s": 3.0}]
+    changes = compare(now, before, ["name"])
+    assert [(c["name"], c["ratio"]) for c in changes] == [("a", 0.5), ("gone", None), ("new", None)]
+    path = tmp_path / "earlier.json"
+    path.write_text(json.dumps(result("x", before) | {"threads": -1}))
+    text = comparison(result("x", now), read(path), ["name"], ("forward_s",))
+    assert "Note: threads differ from the earlier run's." in text
+    path.write_text("[]")
+    with pytest.raises(ValueError, match="is not a result of this command"):
+        read(path)
+    path.write_bytes(b"\xff")
+    with pytest.raises(ValueError, match="is not a result in JSON"):
+        read(path)
+
+
+def test_contestants_take_turns() -> None:
+    order: list[str] = []
+
+    def contestant(name: str) -> None:
+        order.append(name)
+        time.sleep(0.03)
+
+    timings = time_interleaved(
+        {"a": lambda: contestant("a"), "b": lambda: contestant("b")}, repeats=3
+    )
+    turns = [name for i, name in enumerate(order) if i == 0 or order[i - 1] != name]
+    assert turns == ["a", "b"] * 3
+    assert all(0 < timing.best <= timing.median for timing in timings.values())
+
+
+def test_exponent() -> None:
+    assert exponent([10, 100, 1000], [3.0, 300.0, 30000.0]) == pytest.approx(2)
+
+
+def test_memory_is_that_of_the_call() -> None:
+    """Plain softmax forms two n x n matrices."""
+    n = 4000
+    arguments = (Case(1, 1, n), "op_softmax", "forward", CPU, [], 1)
+    measured = in_fresh_process(attention.memory_of_one_point, *arguments)
+    assert measured == pytest.approx(2 * 4 * n**2, rel=0.1)
+
+
+@pytest.mark.slow
+def test_memory_grows_linearly_and_a_million_tokens_fit() -> None:
+    """Forward and backward, one head of width 32."""
+    sizes = [3136, 25_088, 200_704, 1_000_000]
+    measured = [
+        in_fresh_process(
+            attention.memory_of_one_point, Case(1, 1, n), "op_softpp", "training", CPU, [], 1
+        )
+        for n in sizes
+    ]
+    assert exponent(sizes[:3], measured[:3]) <= 1.05
+    assert measured[-1] < 4e9
+
+
+def test_a_process_that_runs_out_of_memory_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """60,000^2 pairs are 14 GB and more than half of most machines; if not, it is measured."""
+    answer = in_fresh_process(too_much)
+    assert answer is None
+    with pytest.raises(RuntimeError, match="measuring broken"):
+        in_fresh_process(broken)
+
+
+def too_much() -> int:
+    return torch.empty(2**44).numel()
+
+
+def broken() -> int:
+    raise KeyError("no such thing")
+
+
+def test_memory_of_twelve_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(memory, "CASES", [Case(1, 4, n, layers=3) for n in (1568, 3136)])
+    monkeypatch.setattr(memory, "memory_limit", lambda: 5 * 4 * 4 * 3136**2 - 1)
+    content = memory.run(1, tmp_path, ["softpp", "softmax_plain", "performer"])
+    found = content["exponents"]
+    assert found["softpp"] < 1.1
+    assert (tmp_path / "memory.png").exists()
+    plain = [row for row in content["rows"] if row["contestant"] == "softmax_plain"]
+    # One matrix a layer is kept, 4 heads of 4 bytes: the plain transformer's is quadratic.
+    assert plain[0]["training_bytes"] > 3 * 4 * 4 * 1568**2
+    assert "Transformer, plain, n = 3136: not run: needs" in capsys.readouterr().out
+
+
+def test_training_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(steps, "layer_names", lambda: ["softpp", "linformer"])
+        patch.setattr(steps, "BATCH", 4)
+        content = steps.run(None, tmp_path)
+    for row in content["rows"]:
+        assert row["losses"][-1] < row["losses"][0]
+        assert row["step_s"] > 0
+    assert "Linformer" in capsys.readouterr().out
+
+
+def test_the_papers_complexity_formula() -> None:
+    """What is measured is below it: the kernel is computed once, and P A^+ is not formed."""
+    for row in complexity():
+        assert row["auto"] < row["formula"]
+        assert row["newton"] > row["auto"]
+        if row["n"] >= 3136:
+            assert row["auto"] == pytest.approx(3 * row["n"] * row["m"] * row["d"], rel=0.15)
+
+
+def test_a_kill_leaves_whole_files(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    script = f"""
+from pathlib import Path
+from softmaxfree.files import write_atomically
+while True:
+    for letter in "ab":
+        write_atomically(Path({str(path)!r}), letter * 5_000_000)
+        print(letter, flush=True)
+"""
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    time.sleep(0.2)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    content = path.read_text()
+    assert len(content) == 5_000_000
+    assert len(set(content)) == 1
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "result.json"
+    write_atomically(path, "old")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
+        with pytest.raises(UserError, match="disk full"):
+            write_atomically(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_tables_align() -> None:
+    text = table(["name", "ms"], [["a", "1.5"], ["longer", "10.0"]])
+    assert text.splitlines() == ["name      ms", "------  ----", "a        1.5", "longer  10.0"]
+    assert table(["name", "ms"], [["a", "1.5"]], markdown=True).splitlines()[1] == "| :--- | --: |"
+
+
+def test_models_against_a_peer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = {"depths": (1, 1, 1, 1)}
+    plan = models.Preset(
+        "a test",
+        {
+            "": [
+                models.Contestant("peer", "softpp_nano", arguments=small, as_released=True),
+                models.Contestant("ours", "softpp_nano", "peer", small),
+            ]
+        },
+        [(2, 3, 32, 32)],
+        repeats=1,
+        training=True,
+    )
+    monkeypatch.setitem(models.PRESETS, "large", plan)
+    content = models.run("large", 1, tmp_path)
+    written = json.loads((tmp_path / "models-large.json").read_text())
+    assert [row["title"] for row in written["rows"]] == ["peer", "ours"]
+    for row in content["rows"]:
+        assert row["inference_s"] > 0
+        assert row["training_s"] > 0
+    assert "peer" in capsys.readouterr().out
+    assert "| ours " in (tmp_path / "models-large.md").read_text()
+
+
+def test_a_model_as_released_computes_the_same() -> None:
+    """Their formulas, order of memory and layers; only the inverse differs, by its scheme."""
+    options = {"inverse": "backtrack", "act_layer": "gelu_tanh"}
+    ours = models.Contestant("", "softpp_nano", arguments=options).build(32)
+    theirs = models.Contestant("", "softpp_nano", as_released=True).build(32)
+    theirs.load_state_dict(ours.state_dict())
+    names = {type(module).__module__.split(".")[0] for module in theirs.modules()}
+    assert {"timm", "torch", "softmaxfree"} <= names
+    image = torch.randn(1, 3, 32, 32)  # one: the release's step size is that of a whole batch
+    for model in (ours, theirs):
+        model.double().eval()
+    with torch.no_grad():
+        got, expected = (model(image.double()) for model in (theirs, ours))
+    assert claims.relative_error(got, expected) < 0.05
+
+
+@pytest.mark.slow
+def test_promises_about_speed_are_measured_and_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def tiny(contestant: models.Contestant) -> models.Contestant:
+        return replace(contestant, model="softpp_nano", arguments={}, sized=False)
+
+    monkeypatch.setattr(speed, "CORE", [Case(1, 1, 3136), Case(1, 2, 64)])
+    monkeypatch.setattr(speed, "SIDES", (32,))
+    monkeypatch.setattr(speed, "IMAGES", (2, 3, 32, 32))
+    for group in ("MODELS", "LARGE"):
+        contestants_of = {title: tiny(c) for title, c in getattr(speed, group).items()}
+        monkeypatch.setattr(speed, group, contestants_of)
+    monkeypatch.setattr(
+        speed,
+        "time_interleaved",
+        lambda calls, **_: {
+            name: Timing(call() is None or 1.0, 1.0) for name, call in calls.items()
+        },
+    )
+    seconds = {"alone": 1.0, "alone, GNU's default": 1.0, "beside": 2.0}
+    monkeypatch.setattr(speed.busy, "measure", lambda: seconds)
+    content = speed.run(tmp_path)
+    whats = [row["what"] for row in content["rows"]]
+    assert len(whats) == len(set(whats))
+    for part in (
+        "core 1, 2, 64",
+        "as released",
+        "two threads",
+        "memory",
+        "32 pixels",
+        "beside another",
+        "import",
+    ):
+        assert any(part in what for what in whats), part
+    assert "| verdict" in (tmp_path / "speed.md").read_text()
+    assert "missed" in capsys.readouterr().out  # all take the same time here
+
+
+@pytest.mark.slow
+def test_a_step_beside_another_training_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed.busy, "STEPS", 1)
+    monkeypatch.setattr(speed.busy, "ROUNDS", 1)
+    found = speed.busy.measure()
+    assert [*found] == ["alone", "alone, GNU's default", "beside"]
+    assert all(seconds > 0 for seconds in found.values())
+
+
+@pytest.mark.parametrize(
+    ("measured", "least", "verdict"),
+    [(0.9, True, "missed"), (1.0, True, "met"), (1.5, True, "stretch"), (2.0, False, "missed"),
+     (1.5, False, "met"), (1.4, False, "stretch")],
+)  # fmt: skip
+def test_verdicts(measured: float, least: bool, verdict: str) -> None:
+    target, stretch = (1.0, 1.5) if least else (1.9, 1.4)
+    assert speed.Row("", measured, target, least, stretch).verdict == verdict
+
+
+def test_models_at_several_sizes_and_one_that_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = models.Preset(
+        "a test",
+        {
+            "": [
+                models.Contestant("ours", "softpp_nano"),
+                # Built for 32 pixels, whatever comes.
+                models.Contestant("fixed", "softpp_nano", arguments={"attention": "linformer"}),
+            ]
+        },
+        [(1, 3, 32, 32), (1, 3, 64, 64)],
+        repeats=1,
+        training=True,
+        memory="inference",
+        costs=True,
+    )
+    monkeypatch.setitem(models.PRESETS, "peers", plan)
+    content = models.run("peers", 1, tmp_path)
+    rows = {(row["title"], row["side"]): row for row in content["rows"]}
+    assert "note" not in rows["ours", 64]
+    assert rows["ours", 64]["multiply_adds"] > 3 * rows["ours", 32]["multiply_adds"]
+    assert "learned for at most" in rows["fixed", 64]["note"]
+    assert "fixed at 64: cannot run: Linformer's projections" in capsys.readouterr().out
+
+
+def test_the_papers_setting_has_every_attention_and_its_ablations() -> None:
+    groups = models.PRESETS["paper"].groups
+    for title, contestants_of in groups.items():
+        if "softpp_tiny" in title and ":" not in title and "token" not in title:
+            names = {c.arguments.get("attention") for c in contestants_of} - {None}
+            assert not names or names >= set(claims.LAYERS)
+    assert len(groups) == 6
+    assert {c.title for c in groups["softpp_tiny_fudan, number of landmarks"]} == {
+        "36 tokens", "49 tokens", "64 tokens", "81 tokens"
+    }  # fmt: skip
+
+
+def test_the_released_formula_is_what_it_claims() -> None:
+    """One image, one head: there the release's step size is that of `backtrack`."""
+    arguments = {"depths": (1, 1, 1, 1), "num_heads": (1, 1, 1, 1), "dtype": torch.float64}
+    ours = timm.create_model("softpp_nano", inverse="backtrack", **arguments).eval()
+    theirs = timm.create_model("softpp_nano", attention="released", **arguments).eval()
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(1, 3, 32, 32, dtype=torch.float64)
+    torch.testing.assert_close(theirs(x), ours(x), atol=1e-8, rtol=1e-8)
+
+
+@pytest.mark.slow
+def test_an_image_of_800_x_1333_pixels_fits_into_1500_mb() -> None:
+    """Of a fresh process, its libraries included."""
+    _, contestant, _ = models.PRESETS["large"].groups[""]
+    assert contestant.title == "softpp_tiny_fudan, auto"
+    taken = in_fresh_process(
+        models.memory_of_one, contestant, (1, 3, 800, 1333), "inference", [], 1, "cpu"
+    )
+    assert 3e8 < taken < 1.5e9
+
+
+@pytest.mark.parametrize("inverse", ["auto", "cholesky", "newton", "damped", "backtrack", "exact"])
+def test_the_cost_without_the_inverse_does_not_depend_on_it(inverse: str) -> None:
+    arguments = {"depths": (1, 1, 1, 1), "img_size": 64}
+    expected = cost(timm.create_model("soft_nano", **arguments), 3, 64, 64)
+    found = cost(timm.create_model("soft_nano", inverse=inverse, **arguments), 3, 64, 64)
+    bare = expected.multiply_adds - expected.inverse
+    assert found.multiply_adds - found.inverse == pytest.approx(bare, rel=1e-3)
+
+
+def test_counting_leaves_a_model_as_it_is() -> None:
+    """CaiT has parameters without a gradient's function, at which torch's counter stumbles."""
+    model = timm.create_model("cait_xxs24_224", img_size=32, depth=1).train()
+    model.cls_token.requires_grad_(False)
+    before = {name: p.requires_grad for name, p in model.named_parameters()}
+    assert cost(model, 3, 32, 32).multiply_adds > 1e6
+    assert {name: p.requires_grad for name, p in model.named_parameters()} == before
+    assert model.training

@@ -1,0 +1,111 @@
+"""The measurement of detectors: right numbers, whole files, notes that are true."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from softmaxfree.lab.bench import detection
+from softmaxfree.lab.bench.detection import Contestant
+from softmaxfree.models.cost import cost_of
+from softmaxfree.models.detectors import build_detector
+
+from .test_bench import keep_threads  # noqa: F401
+
+SIZE = (64, 90)
+SMALL = {"depths": (1, 1, 1, 1)}
+
+
+@pytest.mark.slow
+def test_detectors_in_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    contestants = [
+        Contestant(title, detector, "softpp_nano", SMALL | options)
+        for detector in detection.DETECTORS
+        for title, options in (
+            ("softpp_nano, 49 tokens", {"num_landmarks": 49}),
+            (detection.SWIN, {}),
+        )
+    ]
+    monkeypatch.setattr(detection, "CONTESTANTS", contestants)
+    monkeypatch.setattr(detection, "SIZE", SIZE)
+    monkeypatch.setattr(detection, "REPEATS", 1)
+    monkeypatch.setattr(detection, "PAPER", {"mask_rcnn": {"large": 106}})
+    detection.run(1, tmp_path)
+
+    content = json.loads((tmp_path / "detection.json").read_text())
+    assert content["schema_version"] == 1
+    assert content["threads"] == 1
+    assert "commit" in content
+    assert content["versions"]["torch"] == torch.__version__
+    for row, contestant in zip(content["rows"], contestants, strict=True):
+        model = build_detector(row["detector"], 80, row["backbone"], options=row["options"])
+        assert row["parameters"] == sum(parameter.numel() for parameter in model.parameters())
+        assert row["title"] == contestant.title
+        assert row["multiply_adds"] > row["inverse_multiply_adds"] > 0
+        assert row["inference_bytes"] > 1e8
+        assert row["inference_median_s"] >= row["inference_s"] > 0
+        assert row["objects"] == 0
+    with (tmp_path / "detection.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == len(contestants)
+
+    written = (tmp_path / "detection.md").read_text().splitlines()
+    printed = capsys.readouterr().out.splitlines()
+    origin = f"`{content['command']}"
+    lines = [x for x in written + printed if not x.startswith((origin, "written: "))]
+    assert max(map(len, lines)) <= 100
+    swin = [line.split("|") for line in written if f"| {detection.SWIN} " in line]
+    assert [cells[-3].strip() for cells in swin] == ["1.00", "1.00"]
+
+
+@pytest.mark.parametrize("detector", detection.DETECTORS)
+def test_multiply_adds_grow_with_the_image_and_parameters_do_not(detector: str) -> None:
+    """Up to four times as many: those of Mask R-CNN's proposals hardly grow."""
+    small, large = (
+        cost_of(
+            Contestant("", detector, "softpp_nano", SMALL | {"num_landmarks": 49}).build(size),
+            [detection.image(size)],
+        )
+        for size in ((64, 64), (128, 128))
+    )
+    assert large.parameters == small.parameters
+    assert 1.5 < large.multiply_adds / small.multiply_adds < 4.1
+
+
+def test_the_image_is_measured_at_its_size() -> None:
+    """Neither made larger nor smaller, only padded to whole strides."""
+    model = Contestant("", "retinanet", "softpp_nano", SMALL).build(SIZE)
+    images, _ = model.transform([detection.image(SIZE)])
+    assert images.image_sizes == [SIZE]
+    assert images.tensors.shape[-2:] == (64, 96)
+
+
+def test_what_is_said_about_the_papers_sizes() -> None:
+    rows = {(row["detector"], row["backbone"]): row for row in detection.sizes()}
+    assert len(rows) == 10
+    kept = []
+    for (_, backbone), row in rows.items():
+        off = row["parameters"] / 1e6 / row["paper_m"] - 1
+        if backbone == "softpp_tiny":
+            assert 0.07 < off < 0.085
+            continue
+        assert -0.0275 < off < 0.0235
+        assert round(row["classification"] / 1e6) == row["paper_classification_m"]
+        assert 0.5e6 < row["classification"] - row["body"] < 1.03e6
+        whole = row["parameters"] - row["body"] + row["classification"]
+        kept.append(abs(whole / 1e6 - row["paper_m"]))
+    assert sum(off < 0.5 for off in kept) == 5
+    assert max(kept) < 1.3
+
+
+@pytest.mark.slow
+def test_an_untrained_mask_rcnn_has_1000_proposals_and_no_objects() -> None:
+    contestant = next(c for c in detection.CONTESTANTS if c.detector == "mask_rcnn")
+    model = contestant.build(detection.SIZE)
+    proposals = []
+    model.roi_heads.box_head.register_forward_hook(lambda _, x, __: proposals.append(len(x[0])))
+    assert detection.detect(model, detection.image(detection.SIZE)) == 0
+    assert proposals == [1000]
