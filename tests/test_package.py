@@ -30,6 +30,7 @@ ORDER = [
     "deploy",
     "training",
     "lab",
+    "commands",
     "cli",
 ]
 """Each may import from those before it, and from itself."""

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ..environment import largest_ever, process_bytes
+from ..errors import UserError
 
 
 @dataclass(frozen=True)
@@ -162,3 +163,11 @@ def _answer(sender: Any, function: Callable[..., Any], arguments: tuple[Any, ...
     except Exception as error:
         out_of_memory = "can't allocate memory" in str(error)
         sender.send((None, None if out_of_memory else repr(error)))
+
+
+def check_machine(threads: int | None, device: str = "cpu") -> None:
+    """Raises UserError for a number of threads or a device that this machine does not have."""
+    if threads is not None and threads < 1:
+        raise UserError(f"--threads must be at least 1, got {threads}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda was given, but torch finds no GPU; use --device cpu")

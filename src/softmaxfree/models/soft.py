@@ -95,8 +95,8 @@ class SoftmaxFreeTransformer(Backbone):
         ratios: Side of the window of tokens that becomes one landmark, in each stage.
         num_landmarks: In place of ratios: this many landmarks (a square number such as 49) in
             every stage and at every size, so that cost stays linear in the number of pixels.
-        attention: Of all stages, a name of `softmaxfree.layers.registry`: `soft`, `softpp`, `softmax`,
-            `linformer`, `spatial_reduction`, `performer`, `nystromformer`, `reformer`,
+        attention: Of all stages, a name of `softmaxfree.layers.registry`: `soft`, `softpp`,
+            `softmax`, `linformer`, `spatial_reduction`, `performer`, `nystromformer`, `reformer`,
             `skyformer`, `gaussian`, or one that was registered.
         attention_options: Options of that attention alone, such as `{"features": 64}`; what the
             model has an argument for is refused.

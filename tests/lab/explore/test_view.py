@@ -178,7 +178,7 @@ def test_landmarks_are_drawn_where_their_tokens_are(options: dict[str, Any]) -> 
     record = record_with(**options)
     found = landmark_grid(record)
     assert found is not None
-    assert found.tokens + record.attention.prefix_tokens == record.factors().A.shape[-1]
+    assert found.num_landmarks + record.attention.prefix_tokens == record.factors().A.shape[-1]
     if options == {"sampler": "conv"}:
         assert found.rows == pytest.approx((0, 0.4, 0.8, 1))
         assert found.columns == pytest.approx((0, 1 / 3, 2 / 3, 1))

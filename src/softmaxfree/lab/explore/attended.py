@@ -136,7 +136,7 @@ class LandmarkGrid(NamedTuple):
     """Single tokens that were picked; none for windows."""
 
     @property
-    def count(self) -> int:
+    def num_landmarks(self) -> int:
         return len(self.points) or (len(self.rows) - 1) * (len(self.columns) - 1)
 
 

@@ -105,7 +105,7 @@ class View:
         if grid is not None:
             assert chosen.nearness is not None
             prefix = record.attention.prefix_tokens
-            nearness = chosen.nearness[head, prefix : prefix + grid.count]
+            nearness = chosen.nearness[head, prefix : prefix + grid.num_landmarks]
             drawn = landmark_picture(look.seen, grid, nearness, chosen)
         return Maps(
             image_picture(look.seen, choice.place),
@@ -194,7 +194,7 @@ def _caption(look: Look, layer: int, head: int, attended: Attended, what_if: Wha
     )
     grid = landmark_grid(record)
     if grid is not None:
-        text += f" {grid.count} landmarks."
+        text += f" {grid.num_landmarks} landmarks."
         return f"WHAT IF {what_if}. {text}" if str(what_if) else text
     text += " No landmarks."
     if str(what_if):

@@ -1,0 +1,48 @@
+"""`softmaxfree reproduce`: its arguments."""
+
+from pathlib import Path
+
+from jsonargparse import ArgumentParser
+
+from ...errors import UserError
+from ...imports import needs
+from ..measure import check_machine
+
+
+def reproduce(arguments: list[str]) -> None:
+    with needs("train"):
+        from .command import TITLES, run
+        from .page import write_page
+    shown = "; ".join(f"{name}: {title.lower()}" for name, title in TITLES.items())
+    parser = ArgumentParser(
+        prog="softmaxfree reproduce",
+        description="Test claims of the paper on CIFAR-10, in runs of five minutes on one core each. "
+        "It resumes where it was stopped, shares runs between "
+        "experiments, and writes tables, pictures and verdicts with the smallest difference that "
+        f"the runs could have shown. Experiments: {shown}.",
+    )
+    parser.add_argument("names", nargs="*", help="Experiments.")
+    parser.add_argument("--all", action="store_true", help="All of them: 9 hours of one core.")
+    parser.add_argument("--workers", type=int, default=1, help="Runs at a time; 1.")
+    parser.add_argument("--threads", type=int, default=1, help="Threads of each; 1.")
+    parser.add_argument(
+        "--runs", type=Path, default=Path("runs/reproduction"), help="Folder of the runs."
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("results/reproduction"), help="Folder for the results."
+    )
+    parser.add_argument(
+        "--page", type=Path | None, help="File to write all results in --out to, as Markdown."
+    )
+    given = parser.parse_args(arguments)
+    if unknown := [name for name in given.names if name not in TITLES]:
+        raise UserError(f"there is no experiment {unknown[0]!r}; choose among {', '.join(TITLES)}")
+    if (given.all and given.names) or not (given.all or given.names or given.page):
+        raise UserError("name experiments, or give --all; --help lists them")
+    check_machine(given.threads)
+    if given.workers < 1:
+        raise UserError(f"--workers must be at least 1, got {given.workers}")
+    names = [*TITLES] if given.all else given.names
+    run(names, given.workers, given.threads, given.runs, given.out)
+    if given.page:
+        write_page(given.out, given.page)
