@@ -16,7 +16,7 @@ def reproduce(arguments: list[str]) -> None:
     shown = "; ".join(f"{name}: {title.lower()}" for name, title in TITLES.items())
     parser = ArgumentParser(
         prog="softmaxfree reproduce",
-        description="Test claims of the paper on CIFAR-10, in runs of five minutes on one core each. "
+        description="Test claims of the paper on CIFAR-10, in runs of 5 minutes on one core each. "
         "It resumes where it was stopped, shares runs between "
         "experiments, and writes tables, pictures and verdicts with the smallest difference that "
         f"the runs could have shown. Experiments: {shown}.",
