@@ -20,6 +20,7 @@ from softmaxfree import cli
 from softmaxfree.checkpoint_files import LAST
 from softmaxfree.files import remove_unfinished
 
+from ..data.folders import write_digits
 from .conftest import SMALL, environment, equal, softmaxfree, weights
 from .schedules import differences
 
@@ -91,7 +92,7 @@ def test_a_run_killed_again_and_again_ends_as_one_never_stopped(
 
 
 PLANS = {
-    "an epoch": [],  # 7 steps of it, and so many from one checkpoint to the next
+    "an epoch": [],  # of 7 steps, each of 8 images; a checkpoint at the end of each
     "3 steps": ["--save_every=3", "--data.num_workers=2", "--trainer.check_val_every_n_epoch=2"],
     "5 steps": ["--save_every=5", "--trainer.max_steps=17", "--trainer.val_check_interval=4"],
 }
@@ -108,11 +109,11 @@ SCHEDULES = [
 """Steps at which a run is killed; twenty of them."""
 
 
-def command(small: Path, plan: str, out: str) -> list[str | Path]:
+def command(small: Path, images: Path, plan: str, out: str) -> list[str | Path]:
     return [
-        "fit", "--config", small, "--trainer.max_epochs=4", "--data.batch_size=200",
-        "--data.eval_sizes=[16]", "--data.num_workers=0", *PLANS[plan], "--ckpt_path=last",
-        f"--out={out}",
+        "fit", "--config", small, "--trainer.max_epochs=4", "--data.name=", f"--data.root={images}",
+        "--data.batch_size=8", "--data.eval_sizes=[16]", "--data.num_workers=0", *PLANS[plan],
+        "--ckpt_path=last", f"--out={out}",
     ]  # fmt: skip
 
 
@@ -123,13 +124,20 @@ def left(folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def never_killed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_digits(tmp_path_factory.mktemp("digits"), train=56, val=16)
+
+
+@pytest.fixture(scope="module")
+def never_killed(
+    tmp_path_factory: pytest.TempPathFactory, images: Path
+) -> Callable[[str], dict[str, Any]]:
     folder = tmp_path_factory.mktemp("whole")
     (folder / "small.yaml").write_text(yaml.safe_dump(SMALL))
 
     @cache
     def train(plan: str) -> dict[str, Any]:
-        done = softmaxfree(*command(folder / "small.yaml", plan, plan), cwd=folder)
+        done = softmaxfree(*command(folder / "small.yaml", images, plan, plan), cwd=folder)
         assert done.returncode == 0, done.stderr
         return left(folder / plan)
 
@@ -179,10 +187,11 @@ def test_the_table_of_kills(
     plan: str,
     steps: tuple[int, ...],
     small: Path,
+    images: Path,
     tmp_path: Path,
     never_killed: Callable[[str], dict[str, Any]],
 ) -> None:
-    words = command(small, plan, "cut")
+    words = command(small, images, plan, "cut")
     for step in steps:
         kill_at(step, words, tmp_path)
     status = os.waitstatus_to_exitcode(os.waitpid(forked(words, tmp_path), 0)[1])
