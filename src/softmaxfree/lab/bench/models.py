@@ -26,7 +26,8 @@ from ...models.backbone import check_images
 from ...models.cost import cost
 from ...ops.kernel import token_scale
 from ..measure import in_fresh_process, time_interleaved
-from ..paper import COMPLEXITY, LENGTHS, LINEARISATION, SAMPLERS, complexity, complexity_table
+from ..paper import LANDMARKS as LENGTHS
+from ..paper import LINEARISATION, SAMPLERS
 from ..results import comparison, provenance, read, result, table, write
 from .contestants import RELEASED, TITLES, layer_names, released
 
