@@ -48,7 +48,7 @@ def test_it_tells_what_is_best_and_how_to_set_it(
 
 @pytest.mark.usefixtures("compiled")
 def test_the_compiled_code_is_tested_too(capsys: pytest.CaptureFixture[str]) -> None:
-    assert doctor.run()
+    doctor.doctor()
     shown = capsys.readouterr().out
     assert "cpu, compiled" in shown
     assert "native-" in shown

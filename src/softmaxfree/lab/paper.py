@@ -197,4 +197,3 @@ LRA: dict[str, dict[str, float]] = {
     "soft": {"listops": 37.40, "text": 63.49, "retrieval": 81.77, "image": 46.91},
 }
 """Accuracy on the Long Range Arena in per cent; the paper leaves pathfinder out."""
-
