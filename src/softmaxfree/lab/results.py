@@ -202,7 +202,7 @@ def provenance(content: dict[str, Any]) -> str:
     hardware, versions = content["hardware"], content["versions"]
     device = hardware.get("gpu") or f"{hardware['cpu']} ({hardware['capability']})"
     threads = "1 thread" if content["threads"] == 1 else f"{content['threads']} threads"
-    threads += ", with compiled code" if content["native"] else ""
+    threads += ", with compiled code" if content.get("native") else ""
     return (
         f"`{content['command']}` on {device}, {threads}, torch {versions['torch']}, "
         f"Python {versions['python']}, commit {short_commit(content['commit'])}."
