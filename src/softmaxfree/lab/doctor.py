@@ -38,7 +38,7 @@ def doctor(out: Path | None = None) -> None:
     error if the self-test fails.
 
     Args:
-        out: File to write what was found to, as JSON.
+        out: Folder for the result, doctor.json; printed only if not given.
     """
     found: dict[str, Any] = {"hardware": hardware(), "versions": versions()}
     found["load"] = os.getloadavg()[0] / (os.cpu_count() or 1)
@@ -55,8 +55,9 @@ def doctor(out: Path | None = None) -> None:
         found[name] = part()
     print(report(found))
     if out is not None:
-        write_atomically(out, json.dumps(found, indent=1) + "\n")
-        print(f"\nwritten: {out}")
+        path = out / "doctor.json"
+        write_atomically(path, json.dumps(found, indent=1) + "\n")
+        print(f"\nwritten: {path}")
     if not all(error <= TOLERANCE for error in found["errors"].values()):
         print(
             "softmaxfree: the self-test failed: do not trust results on this machine",

@@ -1,8 +1,10 @@
 """The measurements: right contestants, whole files, honest notes; no assertion on time."""
 
 import csv
+import inspect
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,12 +12,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import timm
 import torch
 
+from softmaxfree.cli import COMMANDS, Command, Group
 from softmaxfree.errors import UserError
 from softmaxfree.files import write_atomically
 from softmaxfree.lab.bench import attention, claims, contestants, memory, models, speed, steps
@@ -149,6 +153,31 @@ def test_a_comparison_names_what_changed_and_what_is_missing(tmp_path: Path) -> 
     path.write_bytes(b"\xff")
     with pytest.raises(ValueError, match="is not a result in JSON"):
         read(path)
+
+
+@pytest.mark.parametrize(
+    ("word", "meaning"),
+    [
+        ("threads", "Threads "),
+        ("out", "Folder for the results."),
+        ("modules", "Python modules to import first, which register attentions of your own."),
+        ("device", "Device to compute on."),
+        ("dtype", "Type of tokens and weights."),
+        ("against", "A .json file of an earlier run to compare with"),
+        ("contestants", "Names of attentions, such as "),
+    ],
+)
+def test_an_option_means_the_same_in_every_command(word: str, meaning: str) -> None:
+    group = COMMANDS["bench"]
+    assert isinstance(group, Group)
+    helps = []
+    for command in group.commands.values():
+        assert isinstance(command, Command)
+        module, name = command.target.split(":")
+        function = getattr(import_module(f"softmaxfree.{module}"), name)
+        helps += re.findall(rf"^    {word}: (.*)$", inspect.getdoc(function) or "", re.M)
+    assert len(helps) > 1
+    assert all(text.startswith(meaning) for text in helps), helps
 
 
 def test_contestants_take_turns() -> None:

@@ -106,7 +106,7 @@ def test_a_run_that_a_signal_has_ended_is_not_taken_for_done(
         return SimpleNamespace(returncode=128 + signal.SIGTERM)
 
     monkeypatch.setattr(trained.subprocess, "run", stopped)
-    with pytest.raises(UserError, match="was stopped before its end: the same command goes on"):
+    with pytest.raises(UserError, match="was stopped before its end: repeat the command"):
         run.train(1)
 
 

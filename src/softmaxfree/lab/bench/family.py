@@ -36,8 +36,10 @@ SOFT and SOFT++ differ in nothing that is counted here but the inverse of the fu
 def list_models(out: Path | None = None) -> Row:
     """List every backbone: parameters and multiply-adds, beside the paper's figures.
 
+    Prints a table and, with --out, writes it as JSON, CSV and Markdown.
+
     Args:
-        out: Folder to write the table to, as JSON, CSV and Markdown; printed only if not given.
+        out: Folder for the results; printed only if not given.
     """
     rows = [
         _row(name, arguments, paper)

@@ -108,7 +108,7 @@ def bench_speed(out: Path = Path("results")) -> Row:
 
 
 def _both_ways(title: str, call: Call) -> dict[str, Call]:
-    """A contestant, and the same without the compiled code if there is any."""
+    """A contestant, and the same without the compiled code, if that is built."""
 
     def by_torch() -> None:
         with native.left_out():
@@ -120,7 +120,7 @@ def _both_ways(title: str, call: Call) -> dict[str, Call]:
 def _timed(
     numbers: dict[str, float], kind: str, calls: dict[str, Call], **options: Any
 ) -> tuple[dict[str, Timing], float]:
-    """Timings in turns, and the operations a second of a large square product in the same run."""
+    """Timings in turns, and the operations per second of a large square product beside them."""
     product, operations = square_product()
     timings = time_interleaved({"": product, **calls}, **options)
     rate = operations / timings.pop("").best
@@ -129,7 +129,7 @@ def _timed(
 
 
 def _core(numbers: dict[str, float]) -> Iterator[Promise]:
-    """Each case against its products at the rate of a large one; twice as many go back."""
+    """Each case against its matrix products at the rate of a large one."""
     for case in CORE:
         ready = OPERATIONS["op_softpp"].ready(case, CPU)
         where = f"{case.batch}, {case.heads}, {case.n}"
@@ -223,7 +223,7 @@ def _large(numbers: dict[str, float]) -> Iterator[Promise]:
 
 
 def stages() -> list[Row]:
-    """Where the time of `softpp_small` in inference goes: by stage and part, an image of a batch.
+    """Where the time of `softpp_small` in inference goes: by stage and part, per image.
 
     Seconds are the least of several passes, multiply-adds as counted by torch.
     """
@@ -273,7 +273,7 @@ def stages() -> list[Row]:
 
 
 def _waiting(numbers: dict[str, float]) -> Iterator[Promise]:
-    """What threads that wait cost: beside another program, and on an idle machine."""
+    """What waiting threads cost: beside another program, and on an idle machine."""
     found = busy.measure()
     numbers |= {f"softpp_nano, training step {name}": value for name, value in found.items()}
     ratio = found["beside"] / found["alone"]

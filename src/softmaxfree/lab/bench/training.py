@@ -80,7 +80,7 @@ def bench_training(
         threads: Threads to compute with; ratios are most reliable with 1.
         out: Folder for the results.
         modules: Python modules to import first, which register attentions of your own.
-        against: A .json file of an earlier run to compare with, for steps.
+        against: A .json file of an earlier run to compare with; measured steps only.
     """
     if preset == "imagenet" and against is not None:
         raise UserError("--against compares measured steps; leave it out of a calculation")
