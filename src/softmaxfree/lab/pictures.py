@@ -118,9 +118,7 @@ def panel(ax: Any, content: dict[str, Any], quantity: str) -> None:
     """Draws a quantity against n on logarithmic axes: a line for each contestant."""
     title, unit, size = QUANTITIES[quantity]
     for name, values in points(content, quantity).items():
-        growth = content["exponents"].get(name)
-        if isinstance(growth, dict):
-            growth = growth.get(quantity)
+        growth = content["exponents"].get(name, {}).get(quantity)
         label = content["titles"][name] + (f"  ~ $n^{{{growth:.2f}}}$" if growth else "")
         ax.plot(*zip(*((n, value / size) for n, value in values)), label=label, **style(name))
     ax.set(xscale="log", yscale="log", xlabel="tokens n", title=title, ylabel=unit)

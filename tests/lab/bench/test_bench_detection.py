@@ -65,7 +65,9 @@ def test_detectors_in_turns(
 def test_multiply_adds_grow_with_the_image_and_parameters_do_not(detector: str) -> None:
     """Up to four times as many: those of Mask R-CNN's proposals hardly grow."""
     small, large = (
-        detection.detector_cost(detector, "softpp_nano", SMALL | {"num_landmarks": 49}, size)
+        detection.cost_of_detecting(
+            detection.prepare_detector(detector, "softpp_nano", SMALL | {"num_landmarks": 49}, size)
+        )
         for size in ((64, 64), (128, 128))
     )
     assert large.parameters == small.parameters

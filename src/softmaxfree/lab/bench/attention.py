@@ -17,7 +17,7 @@ from .runner import (
     Entry,
     Plan,
     Row,
-    exponents_by_quantity,
+    exponents,
     measure_in_turns,
     notes,
     over_n,
@@ -171,7 +171,7 @@ def _exponents(rows: list[Row]) -> dict[str, dict[str, float]]:
     # Small inputs measure the overhead of a call: of many sizes only those from 3,136 on count.
     least = 3136 if max(row["n"] for row in rows) > 16 * 784 else 0
     counted = [row for row in rows if least <= row["n"] <= 200_704]
-    return exponents_by_quantity(counted, [*QUANTITIES])
+    return exponents(counted, *QUANTITIES)
 
 
 def page(content: Row) -> Page:

@@ -15,7 +15,7 @@ from ...models.detectors import build_detector
 from ..paper import BACKBONES, DETECTION
 from ..results import Note, Page, Table, number, publish, result
 from .image import SWIN, image_table, parameters_of
-from .runner import Call, Entry, Plan, Row, measure_in_turns, start
+from .runner import Entry, Plan, Row, measure_in_turns, start
 
 SIZE = (800, 1333)
 CLASSES = 80
@@ -73,7 +73,7 @@ def bench_detection(threads: int = 1, out: Path = Path("results")) -> Row:
             {"title": title, "detector": name, "backbone": body, "options": options}
             | {"size": list(SIZE)},
             partial(prepare_detector, name, body, options, SIZE),
-            partial(detector_cost, name, body, options, SIZE),
+            cost_of_detecting,
         )
         for name in DETECTORS
         for title, body, options in BODIES
@@ -105,12 +105,13 @@ def detect(model: nn.Module, picture: Tensor) -> Row:
 
 def prepare_detector(
     name: str, backbone: str, options: dict[str, Any], size: tuple[int, int]
-) -> Call:
+) -> partial[Row]:
     return partial(detect, build(name, backbone, options, size), image(size))
 
 
-def detector_cost(name: str, backbone: str, options: dict[str, Any], size: tuple[int, int]) -> Cost:
-    return cost_of(build(name, backbone, options, size), [image(size)])
+def cost_of_detecting(call: partial[Row]) -> Cost:
+    model, picture = call.args
+    return cost_of(model, [picture])
 
 
 def sizes() -> list[Row]:

@@ -1,7 +1,6 @@
 """`softmaxfree bench models`: backbones against their peers, in inference and in training."""
 
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -53,9 +52,6 @@ class ComparedModel:
         if self.as_released:
             return as_released(self.model, arguments)
         return timm.create_model(self.model, **arguments)
-
-    def cost(self, shape: Shape) -> Cost:
-        return cost(self.build(shape[2]), *shape[1:])
 
 
 @dataclass(frozen=True)
@@ -229,7 +225,7 @@ def _measure(
             Entry(
                 row,
                 partial(prepare_model, model, shape, kind, device),
-                partial(model.cost, shape) if plan.costs and kind == "inference" else None,
+                cost_of_pass if plan.costs and kind == "inference" else None,
                 row.get("note") or too_slow(before, row, "title", "side", kind, plan.longest, 4),
             )
             for row, model in zip(rows, models)
@@ -240,13 +236,16 @@ def _measure(
     return rows
 
 
-def prepare_model(
-    model: ComparedModel, shape: Shape, kind: str, device: str
-) -> Callable[[], object]:
+def prepare_model(model: ComparedModel, shape: Shape, kind: str, device: str) -> partial[None]:
     """A pass through a model: `inference`, or a step of `training`."""
     images = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device)
     built = model.build(shape[2]).to(device).train(kind == "training")
     return partial(train if kind == "training" else infer, built, images)
+
+
+def cost_of_pass(call: partial[None]) -> Cost:
+    model, images = call.args
+    return cost(model, *images.shape[1:])
 
 
 def infer(model: nn.Module, images: Tensor) -> None:

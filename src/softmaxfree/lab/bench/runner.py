@@ -48,13 +48,13 @@ class Entry:
     row: Names it in the results; its numbers are added to it.
     prepare: Returns the call to measure. Memory is measured in a fresh process: for that it has to
         be a partial of a function of a module.
-    count: Returns what a call costs, if that is wanted.
+    count: Returns what such a call costs, if that is wanted.
     obstacle: Why it is not run, if that is known beforehand.
     """
 
     row: Row
-    prepare: partial[Call]
-    count: Callable[[], Cost] | None = None
+    prepare: partial[Any]
+    count: Callable[[Any], Cost] | None = None
     obstacle: str = ""
 
 
@@ -98,7 +98,7 @@ def measure_in_turns(
             continue
         try:
             call = entry.prepare() if plan.repeats else None
-            row |= {} if entry.count is None else _counted(entry.count())
+            row |= {} if entry.count is None else _counted(entry.count(call))
         except CANNOT_RUN as error:
             row[note] = f"cannot run: {str(error).splitlines()[0]}"
             continue
@@ -166,23 +166,17 @@ def too_slow(
     return f"not run: a call would take about {expected:.0f} s" if expected > longest else ""
 
 
-def exponents(rows: list[Row], quantity: str) -> dict[str, float]:
-    """How a quantity grows with n, for each contestant with more than one n."""
-    points: dict[str, list[tuple[int, float]]] = {}
-    for row in rows:
-        if row.get(quantity):
-            points.setdefault(row["contestant"], []).append((row["n"], row[quantity]))
-    return {name: exponent(*zip(*found)) for name, found in points.items() if len(found) > 1}
-
-
-def exponents_by_quantity(
-    rows: list[Row], quantities: Sequence[str]
-) -> dict[str, dict[str, float]]:
-    """The exponents of several quantities, by contestant."""
+def exponents(rows: list[Row], *quantities: str) -> dict[str, dict[str, float]]:
+    """How quantities grow with n, by contestant, where there is more than one n."""
     found: dict[str, dict[str, float]] = {}
     for quantity in quantities:
-        for name, power in exponents(rows, quantity).items():
-            found.setdefault(name, {})[quantity] = power
+        points: dict[str, list[tuple[int, float]]] = {}
+        for row in rows:
+            if row.get(quantity):
+                points.setdefault(row["contestant"], []).append((row["n"], row[quantity]))
+        for name, measured in points.items():
+            if len(measured) > 1:
+                found.setdefault(name, {})[quantity] = exponent(*zip(*measured))
     return found
 
 
@@ -192,8 +186,7 @@ def over_n(content: Row, heading: str, quantity: str, unit: float) -> Table:
     sizes = list(dict.fromkeys(n for _, n in values))
     lines = []
     for name, title in content["titles"].items():
-        growth = content["exponents"].get(name)
-        growth = growth.get(quantity) if isinstance(growth, dict) else growth
+        growth = content["exponents"].get(name, {}).get(quantity)
         cells = [significant(values[name, n], unit) for n in sizes]
         lines.append([title, *cells, number(growth, 2)])
     return Table([heading, *map(str, sizes), "~ n^"], lines)

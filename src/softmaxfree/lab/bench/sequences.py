@@ -18,7 +18,7 @@ from .runner import (
     Entry,
     Plan,
     Row,
-    exponents_by_quantity,
+    exponents,
     measure_in_turns,
     notes,
     over_n,
@@ -95,7 +95,7 @@ def bench_sequences(threads: int = 1, out: Path = Path("results"), modules: Name
         command_line(),
         rows,
         titles={name: title(name) for name in attentions()},
-        exponents=exponents_by_quantity(rows, ["training_s", "training_bytes"]),
+        exponents=exponents(rows, "training_s", "training_bytes"),
     )
     return publish(out / "sequences", content, page, draw_attention)
 
