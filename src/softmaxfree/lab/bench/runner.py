@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from ...environment import largest_memory
 from ...imports import Names, import_modules
@@ -45,10 +46,10 @@ def start(
 class Entry:
     """A contestant at one size.
 
-    row: Names it in the results; its numbers are added to it.
-    prepare: Returns the call to measure. Memory is measured in a fresh process: for that it has to
-        be a partial of a function of a module.
-    count: Returns what such a call costs, if that is wanted.
+    row: Fields that name it in the results; `measure_in_turns` adds its numbers.
+    prepare: Returns the call to measure, here or in a fresh process: a partial of a function of a
+        module, so that it can be sent there.
+    count: Returns what a call that was prepared costs; not counted without it.
     obstacle: Why it is not run, if that is known beforehand.
     """
 
@@ -62,10 +63,10 @@ class Entry:
 class Plan:
     """How entries are measured.
 
-    repeats: Rounds of turns; nothing is timed without them.
-    seconds: After which an entry gets no further turn.
-    memory: Whether memory is measured: "" (no), "call" (beyond what the process has before the
-        call) or "process" (everything, libraries and weights included).
+    repeats: Rounds of turns; with 0 nothing is timed.
+    seconds: After so long an entry gets no further turn.
+    memory: "call" measures memory beyond what a process has before the call, "process" all memory
+        of a process, libraries and weights included; not measured if empty.
     """
 
     repeats: int
@@ -84,14 +85,15 @@ def measure_in_turns(
 ) -> dict[str, Timing]:
     """Adds cost, memory and time to the rows of entries that take turns.
 
-    Adds `{kind}_bytes`, `{kind}_s` and `{kind}_median_s`, and what a call says of its outcome, if
-    it returns a dictionary. An entry that cannot run gets the reason as its `note` instead.
+    The fields are `{kind}_bytes`, `{kind}_s` and `{kind}_median_s`. If a call returns a dictionary,
+    that is added too. An entry that cannot run gets the reason as its `note` instead.
 
     Returns:
         Timings of the calls `beside`, which take turns with the entries.
     """
     calls: dict[str, Call] = dict(beside or {})
-    for position, entry in enumerate(entries):
+    progress = tqdm(entries, desc=kind, unit="model", leave=False, disable=len(entries) == 1)
+    for position, entry in enumerate(progress):
         row = entry.row
         if entry.obstacle:
             row[note] = entry.obstacle
