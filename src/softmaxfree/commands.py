@@ -1,6 +1,5 @@
 """Commands of the library."""
 
-import sys
 from pathlib import Path
 from typing import Literal
 
@@ -18,37 +17,6 @@ def build() -> None:
     from .ops.native import build as compile_library
 
     print(f"written: {compile_library()}")
-
-
-def doctor(out: Path | None = None) -> None:
-    """Say what this machine does best, and whether it computes right (half a minute).
-
-    Versions and devices, a self-test against float64, the fastest inverse, number of threads,
-    order of memory and precision; and the lines to put into a shell and a config. Ends with an
-    error if the self-test fails.
-
-    Args:
-        out: File to write what was found to, as JSON.
-    """
-    from .lab.doctor import run
-
-    if not run(out):
-        print(
-            "softmaxfree: the self-test failed: do not trust results on this machine",
-            file=sys.stderr,
-        )
-        raise SystemExit(1)
-
-
-def models(out: Path | None = None) -> None:
-    """List every backbone: parameters and multiply-adds, beside the paper's figures.
-
-    Args:
-        out: Folder to write the table to, as JSON and Markdown; printed only if not given.
-    """
-    from .lab.bench.family import run
-
-    run(out)
 
 
 def convert(source: Path, target: Path, attention: Literal["soft", "softpp"] = "soft") -> None:
@@ -150,8 +118,8 @@ def runs(arguments: list[str]) -> None:
     )
     given = parser.parse_args(arguments)
     with needs("train"):
-        from .lab.bench.runs import run
-    run(given.folders, given.out)
+        from .lab.bench.runs import compare_runs
+    compare_runs(given.folders, given.out)
 
 
 def fit(arguments: list[str]) -> None:

@@ -14,7 +14,7 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 
 from softmaxfree.data.label_maps import IGNORE, open_label_maps
 from softmaxfree.data.segmentation import SegmentationBatch
-from softmaxfree.lab.bench.runs import run as put_side_by_side
+from softmaxfree.lab.bench.runs import compare_runs
 from softmaxfree.lab.measure import in_fresh_process, peak_memory
 from softmaxfree.models.build import build_model
 from softmaxfree.tasks import Segmentation
@@ -154,7 +154,7 @@ def test_a_run_is_trained_scored_and_used(
 
     run("validate", ["--ckpt_path", "run/last.ckpt"])
     assert f"val/mIoU{'':16}{told['mIoU']:.4f}" in capsys.readouterr().out
-    put_side_by_side([Path("run")], None)
+    compare_runs([Path("run")], None)
     header, _, line = (text.split() for text in capsys.readouterr().out.splitlines())
     assert header[-2:] == ["mIoU", "pixel_accuracy"]
     assert line[-2:] == [f"{told[name]:.3f}" for name in ("mIoU", "pixel_accuracy")]

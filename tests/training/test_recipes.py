@@ -10,7 +10,7 @@ import yaml
 from PIL import Image
 
 from softmaxfree.data.sources import Digits, Source, open_source
-from softmaxfree.lab.bench.lra import PAPER as LRA_PAPER
+from softmaxfree.lab import paper
 from softmaxfree.training.command import TrainingCLI, run
 
 from ..data.test_sequences import write_contours, write_papers, write_reviews
@@ -23,25 +23,18 @@ DETECTION = [path for path in WHOLE if path.parent.name == "detection"]
 LRA = [path for path in WHOLE if path.parent.name == "lra"]
 IMAGES = [path for path in WHOLE if path not in DETECTION + SEGMENTATION + LRA]
 COCO = [path for path in DETECTION if "softpp" in path.stem]
-PAPER = {
-    "softpp_tiny": 80.9, "softpp_small": 82.6, "softpp_medium": 83.7, "softpp_large": 84.1,
-    "soft_tiny": 80.9, "soft_small": 82.5, "soft_medium": 83.2, "soft_large": 83.6,
-}  # fmt: skip
-
 PAPER_MIOU = {
-    "ade20k_softpp_small": 46.5, "ade20k_softpp_medium": 48.9, "ade20k_softpp_large": 49.2,
-    "cityscapes_softpp_small": 81.2, "cityscapes_softpp_medium": 82.0,
-    "cityscapes_softpp_large": 82.6,
-}  # fmt: skip
+    f"{data.lower()}_{backbone}": row.miou
+    for data, printed in paper.SEGMENTATION.items()
+    for backbone, row in printed.rows.items()
+    if row.miou is not None
+}
 PAPER_AP = {
-    "retinanet_softpp_tiny": "41.9 AP (62.7 AP50, 44.7 AP75)",
-    "retinanet_softpp_small": "43.7 AP (64.9 AP50, 46.8 AP75)",
-    "retinanet_softpp_medium": "44.3 AP (64.7 AP50, 47.4 AP75)",
-    "retinanet_softpp_large": "47.0 AP (67.8 AP50, 50.4 AP75)",
-    "mask_rcnn_softpp_tiny": "41.2 box AP, 38.2 mask AP",
-    "mask_rcnn_softpp_small": "43.8 box AP, 40.1 mask AP",
-    "mask_rcnn_softpp_medium": "46.6 box AP, 42.0 mask AP",
-    "mask_rcnn_softpp_large": "47.0 box AP, 42.2 mask AP",
+    f"{detector}_{backbone}": f"{row.ap} AP ({row.ap50} AP50, {row.ap75} AP75)"
+    if row.mask_ap is None
+    else f"{row.ap} box AP, {row.mask_ap} mask AP"
+    for detector, rows in paper.DETECTION.items()
+    for backbone, row in rows.items()
 }
 
 
@@ -199,14 +192,14 @@ def test_every_recipe_says_command_hardware_duration_and_score(recipe: Path) -> 
     for word in ("command:", "hardware:", "duration:", "score:"):
         assert word in header
     assert max(len(line) for line in recipe.read_text().splitlines()) <= 100
-    if recipe.stem in PAPER and recipe.parent.name == "imagenet":
-        assert f"{PAPER[recipe.stem]} % top-1 in the paper" in header
+    if recipe.stem in paper.BACKBONES and recipe.parent.name == "imagenet":
+        assert f"{paper.BACKBONES[recipe.stem].top1} % top-1 in the paper" in header
     if recipe.parent.name in ("imagenet", "detection", "segmentation", "lra"):
         assert f"recipes/{recipe.parent.name}/{recipe.name}" in header
     if recipe.stem in PAPER_MIOU:
         assert f"{PAPER_MIOU[recipe.stem]} mIoU in the paper" in header
-    if recipe in LRA and recipe.stem in LRA_PAPER["soft"]:
-        assert f"{LRA_PAPER['soft'][recipe.stem]:.2f} % in the paper (SOFT)" in header
+    if recipe in LRA and recipe.stem in paper.LRA["soft"]:
+        assert f"{paper.LRA['soft'][recipe.stem]:.2f} % in the paper (SOFT)" in header
     if recipe in COCO:
         assert f"{PAPER_AP[recipe.stem]} in the paper" in header
 

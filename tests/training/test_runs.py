@@ -18,7 +18,7 @@ from PIL import Image
 
 from softmaxfree.cli import main
 from softmaxfree.errors import DivergedError, UserError
-from softmaxfree.lab.bench.runs import run as put_side_by_side
+from softmaxfree.lab.bench.runs import compare_runs
 from softmaxfree.tasks.predict import Classifier, read_run_checkpoint
 from softmaxfree.tasks.predict import run as predict
 from softmaxfree.training.checkpoint import SIGNALS
@@ -396,12 +396,12 @@ def test_a_log_torn_by_a_kill_is_read_and_gone_on_with(tmp_path: Path) -> None:
     assert read_metrics(logger.path) == {"loss": [(0, 3.0), (1, 1.5)]}
 
 
-def test_finished_runs_are_put_side_by_side(
+def test_finished_runs_are_compare_runs(
     fit: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folders = [fit(out="one"), fit("--model.attention=linformer", "--seed_everything=7", out="two")]
     capsys.readouterr()
-    put_side_by_side(folders, tmp_path / "table")
+    compare_runs(folders, tmp_path / "table")
     printed = capsys.readouterr().out
     content = json.loads((tmp_path / "table.json").read_text())
     told = [json.loads((folder / "run.json").read_text()) for folder in folders]
@@ -418,4 +418,4 @@ def test_finished_runs_are_put_side_by_side(
     assert "two" in (tmp_path / "table.md").read_text()
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="empty holds no finished run"):
-        put_side_by_side([tmp_path / "empty"], None)
+        compare_runs([tmp_path / "empty"], None)

@@ -1,7 +1,8 @@
-"""`softmaxfree doctor`: what this machine does best, and whether it computes right."""
+"""`softmaxfree doctor`: whether this machine computes right, and what it does best."""
 
 import json
 import os
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -24,13 +25,21 @@ from .results import table
 
 MODEL, IMAGES = "softpp_tiny", (4, 3, 224, 224)
 TOLERANCE = 1e-4
-"""Of float32 results against float64's, relative to their norm."""
+"""The largest relative error of float32 results that passes."""
 
 Found = dict[str, float]
 
 
-def run(out: Path | None = None) -> bool:
-    """Checks and measures; prints what was found and lines for a config; whether all is right."""
+def doctor(out: Path | None = None) -> None:
+    """Check whether this machine computes right, and say what it does best (half a minute).
+
+    Versions and devices, a self-test against float64, the fastest inverse, number of threads,
+    memory format and precision; and the lines to put into a shell and a config. Ends with an
+    error if the self-test fails.
+
+    Args:
+        out: Folder for the result, doctor.json; printed only if not given.
+    """
     found: dict[str, Any] = {"hardware": hardware(), "versions": versions()}
     found["load"] = os.getloadavg()[0] / (os.cpu_count() or 1)
     found["native"] = str(native.path()) if native.library() else None
@@ -46,13 +55,19 @@ def run(out: Path | None = None) -> bool:
         found[name] = part()
     print(report(found))
     if out is not None:
-        write_atomically(out, json.dumps(found, indent=1) + "\n")
-        print(f"\nwritten: {out}")
-    return all(error <= TOLERANCE for error in found["errors"].values())
+        path = out / "doctor.json"
+        write_atomically(path, json.dumps(found, indent=1) + "\n")
+        print(f"\nwritten: {path}")
+    if not all(error <= TOLERANCE for error in found["errors"].values()):
+        print(
+            "softmaxfree: the self-test failed: do not trust results on this machine",
+            file=sys.stderr,
+        )
+        raise SystemExit(1)
 
 
 def devices() -> list[str]:
-    """Where torch can compute here."""
+    """Devices that torch finds here."""
     found = ["cpu"]
     found += ["cuda"] if torch.cuda.is_available() else []
     found += ["mps"] if torch.backends.mps.is_available() else []
@@ -117,7 +132,7 @@ def measure_threads() -> Found:
 
 
 def measure_formats() -> Found:
-    """Seconds of the first patch embedding by the order of an image's memory."""
+    """Seconds of the first patch embedding by memory format."""
     embed, images = _model().stages[0].embed, _images()
     formats = {"channels-last": torch.channels_last, "default": torch.contiguous_format}
     calls = {
@@ -173,7 +188,7 @@ def report(found: dict[str, Any]) -> str:
     for key, title in (
         ("inverse_s", "64 inverses of 49 x 49"),
         ("threads_s", f"{MODEL}, 4 images of 224, by threads"),
-        ("format_s", "its first patch embedding, by order of memory"),
+        ("format_s", "its first patch embedding, by memory format"),
         ("precision_s", f"{MODEL}, 4 images of 224, by precision"),
     ):
         best = min(found[key].values())
@@ -183,7 +198,7 @@ def report(found: dict[str, Any]) -> str:
         ]
         lines += [table([title, "ms", ""], rows), ""]
     if found["load"] > 0.3:
-        lines += ["Other programs kept this machine busy: times are not to be trusted.", ""]
+        lines += ["Other programs keep this machine busy: do not trust the times.", ""]
     return "\n".join([*lines, "For this machine:", "", *advice(found)])
 
 

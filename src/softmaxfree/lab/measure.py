@@ -1,4 +1,4 @@
-"""Time, interleaved between contestants, and memory, in a process of its own for each point."""
+"""Time, of contestants that take turns, and memory, of each call in a fresh process."""
 
 import math
 import multiprocessing
@@ -32,12 +32,11 @@ def time_interleaved(
     seconds: float = 10.0,
     device: str = "cpu",
 ) -> dict[str, Timing]:
-    """Times every contestant in turns, `repeats` of them, so that all meet the same machine.
+    """Times contestants in turns, `repeats` rounds of them, so that all meet the same machine.
 
-    A turn is some calls to warm up and as many that are measured: five each, fewer for a slow
-    contestant, and of one that takes over a second the first call is measured too. One that has
-    used up its seconds has no further turns. On a GPU a call ends when all that it has started is
-    done.
+    A turn is up to five calls to warm up and up to five that are measured. A slow contestant has
+    fewer, and a call of more than a second is measured without warm-up. A contestant that has used
+    up its seconds gets no further turn. On a GPU a call ends when all its kernels have finished.
     """
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
 
@@ -75,33 +74,20 @@ def time_interleaved(
 def square_product(
     size: int = 1024, device: str = "cpu", dtype: str = "float32"
 ) -> tuple[Callable[[], object], int]:
-    """A large square matrix product, the machine's best rate, and its operations."""
+    """A large square matrix product, which runs at the machine's best rate, and its operations."""
     a, b = torch.randn(2, size, size).to(device, getattr(torch, dtype))
     return lambda: a @ b, 2 * size**3
 
 
-def exponents(rows: list[dict[str, Any]], quantity: str) -> dict[str, float]:
-    """How a quantity grows with n, by contestant, where there is more than one n of it."""
-    points: dict[str, list[tuple[int, float]]] = {}
-    for row in rows:
-        if row.get(quantity):
-            points.setdefault(row["contestant"], []).append((row["n"], row[quantity]))
-    return {name: exponent(*zip(*found)) for name, found in points.items() if len(found) > 1}
-
-
 def exponent(sizes: Sequence[int], values: Sequence[float]) -> float:
     """The p of values ~ sizes^p, by least squares on logarithms."""
-    x = [math.log(size) for size in sizes]
-    y = [math.log(value) for value in values]
-    mean_x, mean_y = statistics.fmean(x), statistics.fmean(y)
-    above = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y))
-    return above / sum((a - mean_x) ** 2 for a in x)
+    return statistics.linear_regression([*map(math.log, sizes)], [*map(math.log, values)]).slope
 
 
 def peak_memory(call: Callable[[], object], device: str = "cpu") -> int:
-    """Bytes that the call takes at its peak beyond what is there before it.
+    """Peak memory of a call in bytes, beyond what the process already has.
 
-    Of a GPU those that torch has given out; of a CPU resident memory.
+    On a GPU this is the memory that torch allocated, on a CPU resident memory.
     """
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -110,8 +96,8 @@ def peak_memory(call: Callable[[], object], device: str = "cpu") -> int:
         return torch.cuda.max_memory_allocated() - start
     before = process_bytes("VmRSS")
     try:
-        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
-    except OSError:  # not Linux, or not allowed: the largest since the process began has to do
+        Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
+    except OSError:  # not Linux, or not allowed: use the largest since the process began
         before = None
     start = largest_ever() if before is None else before
     call()
@@ -121,17 +107,16 @@ def peak_memory(call: Callable[[], object], device: str = "cpu") -> int:
 
 
 def memory_limit() -> int:
-    """Bytes that a measured process may take: half of the machine's."""
+    """Bytes that a measured process may take: half of the machine's memory."""
     return sysconf("SC_PAGE_SIZE") * sysconf("SC_PHYS_PAGES") // 2
 
 
 def in_fresh_process(
     function: Callable[..., Any], *arguments: Any, module: str | None = None
 ) -> Any:
-    """What a function of a module returns in a process of its own; None if memory ran out.
+    """Calls a function in a fresh process and returns its result; None if memory ran out.
 
-    The process is forked from one that has imported a module, the function's own if none is given,
-    and done nothing else.
+    The process is forked from one that has only imported `module`, by default the function's own.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([module or function.__module__])
@@ -152,7 +137,7 @@ def in_fresh_process(
 
 
 def _answer(sender: Any, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    """In the process: sends the result, or None where memory has run out, or an error's text."""
+    """Runs in the fresh process: sends the result, None if memory ran out, or an error's text."""
     if sys.platform == "linux":
         limit = (process_bytes("VmData") or 0) + memory_limit()
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))

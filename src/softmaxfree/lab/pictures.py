@@ -19,69 +19,45 @@ mpl.use("agg")
 
 import matplotlib.pyplot as plt
 
-COLORS = {
-    "softpp": "#0072B2",
-    "soft": "#56B4E9",
-    "softmax": "#000000",
-    "linformer": "#D55E00",
-    "performer": "#E69F00",
-    "nystromformer": "#CC79A7",
-    "reformer": "#999999",
-    "skyformer": "#009E73",
-    "spatial_reduction": "#8C6D31",
-    "gaussian": "#332288",
-    "softpp_128": "#004C78",
-    "soft_128": "#9AD2F2",
-    "softmax_plain": "#555555",
-    "spatial_reduction_pooled": "#C2A35D",
-    "linformer_package": "#D55E00",
-    "performer_pytorch": "#E69F00",
-    "nystrom_attention": "#CC79A7",
-    "reformer_pytorch": "#999999",
-    "op_softpp": "#0072B2",
-    "op_released": "#56B4E9",
-    "op_released_lean": "#B5DDF5",
-    "op_sdpa": "#000000",
-    "op_softmax": "#555555",
+LOOKS = {
+    "softpp": ("#0072B2", "o"),
+    "soft": ("#56B4E9", "s"),
+    "softmax": ("#000000", "^"),
+    "linformer": ("#D55E00", "v"),
+    "performer": ("#E69F00", "D"),
+    "nystromformer": ("#CC79A7", "P"),
+    "reformer": ("#999999", "X"),
+    "skyformer": ("#009E73", "*"),
+    "spatial_reduction": ("#8C6D31", "<"),
+    "gaussian": ("#332288", ">"),
+    "softpp_128": ("#004C78", "o"),
+    "soft_128": ("#9AD2F2", "s"),
+    "softmax_plain": ("#555555", "^"),
+    "spatial_reduction_pooled": ("#C2A35D", "<"),
+    "linformer_package": ("#D55E00", "v"),
+    "performer_pytorch": ("#E69F00", "D"),
+    "nystrom_attention": ("#CC79A7", "P"),
+    "reformer_pytorch": ("#999999", "X"),
+    "op_softpp": ("#0072B2", "o"),
+    "op_released": ("#56B4E9", "s"),
+    "op_released_lean": ("#B5DDF5", "s"),
+    "op_sdpa": ("#000000", "^"),
+    "op_softmax": ("#555555", "^"),
 }
-"""By contestant: Okabe and Ito's colours, which are told apart with any vision of colours, and
-three more. A variant has a shade of its method's colour, a package the colour itself."""
-
-MARKERS = {
-    "softpp": "o",
-    "soft": "s",
-    "softmax": "^",
-    "linformer": "v",
-    "performer": "D",
-    "nystromformer": "P",
-    "reformer": "X",
-    "skyformer": "*",
-    "spatial_reduction": "<",
-    "gaussian": ">",
-    "softpp_128": "o",
-    "soft_128": "s",
-    "softmax_plain": "^",
-    "spatial_reduction_pooled": "<",
-    "linformer_package": "v",
-    "performer_pytorch": "D",
-    "nystrom_attention": "P",
-    "reformer_pytorch": "X",
-    "op_softpp": "o",
-    "op_released": "s",
-    "op_released_lean": "s",
-    "op_sdpa": "^",
-    "op_softmax": "^",
-}
-"""A shape for each method, so that lines are told apart in grey too."""
+"""Colour and marker by contestant: Okabe and Ito's colours, which colour-blind readers can tell
+apart, and three more; a shape for each method, for prints in grey. A variant has a shade of its
+method's colour, a package the colour itself."""
+COLORS = {name: color for name, (color, _) in LOOKS.items()}
+MARKERS = {name: marker for name, (_, marker) in LOOKS.items()}
 
 HOLLOW = {*PACKAGES, *VARIANTS, "softpp_128", "soft_128", "op_released_lean", "op_softmax"}
-"""Whose markers are: another form of what has the same shape."""
+"""Contestants with hollow markers: another form of one with the same shape."""
 
 OTHER_COLOR, OTHER_MARKER = "#661100", "h"
-"""Of an attention that somebody has registered."""
+"""Of a user's attention."""
 
 PEER_COLOR = "#7F7F7F"
-"""Of other people's models, which have their names beside them."""
+"""Of other models, which have their names beside them."""
 
 QUANTITIES = {
     "forward_s": ("time, forward", "ms", 1e-3),
@@ -89,7 +65,7 @@ QUANTITIES = {
     "forward_bytes": ("memory, forward", "MB", 1e6),
     "training_bytes": ("memory, forward + backward", "MB", 1e6),
 }
-"""What is drawn over n: title, unit, and how many seconds or bytes that is."""
+"""What is drawn over n: title, unit, and the unit in seconds or bytes."""
 
 
 def draw_attention(content: dict[str, Any], path: Path) -> None:
@@ -107,7 +83,7 @@ def draw_memory(content: dict[str, Any], path: Path) -> None:
 
 
 def save(figure: Any, path: Path) -> None:
-    """As a PNG, whole or not at all."""
+    """Writes a figure as a PNG, atomically."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=150)
     plt.close(figure)
@@ -130,7 +106,7 @@ def style(name: str) -> dict[str, Any]:
 
 
 def points(content: dict[str, Any], quantity: str) -> dict[str, list[tuple[int, float]]]:
-    """Tokens and values by contestant, where there are values."""
+    """Numbers of tokens and values by contestant, without missing values."""
     found: dict[str, list[tuple[int, float]]] = {name: [] for name in content["titles"]}
     for row in content["rows"]:
         if row.get(quantity):
@@ -139,12 +115,10 @@ def points(content: dict[str, Any], quantity: str) -> dict[str, list[tuple[int, 
 
 
 def panel(ax: Any, content: dict[str, Any], quantity: str) -> None:
-    """A quantity against n, both in logarithms: a line for each contestant, and its exponent."""
+    """Draws a quantity against n on logarithmic axes: a line for each contestant."""
     title, unit, size = QUANTITIES[quantity]
     for name, values in points(content, quantity).items():
-        growth = content["exponents"].get(name)
-        if isinstance(growth, dict):
-            growth = growth.get(quantity)
+        growth = content["exponents"].get(name, {}).get(quantity)
         label = content["titles"][name] + (f"  ~ $n^{{{growth:.2f}}}$" if growth else "")
         ax.plot(*zip(*((n, value / size) for n, value in values)), label=label, **style(name))
     ax.set(xscale="log", yscale="log", xlabel="tokens n", title=title, ylabel=unit)
@@ -157,20 +131,19 @@ def panel(ax: Any, content: dict[str, Any], quantity: str) -> None:
 
 
 def memory_panel(ax: Any, content: dict[str, Any]) -> None:
-    """What `softmaxfree bench memory` measures: the paper's figure, but in logarithms, where lines
-    that are a tenth of others are told apart."""
+    """Draws what `softmaxfree bench memory` measures: the paper's figure, on logarithmic axes."""
     panel(ax, content, "training_bytes")
     ax.set_title("memory of 12 layers in training, batch 1")
 
 
 def entries(ax: Any) -> tuple[list[Any], list[str]]:
-    """Of a legend: lines and labels in the order in which the lines end, from the top."""
+    """Lines and labels of a legend, in the order in which the lines end, from the top."""
     lines = sorted(ax.get_lines(), key=lambda line: -line.get_ydata()[-1])
     return lines, [line.get_label() for line in lines]
 
 
 def _apart(sizes: Iterable[int]) -> list[int]:
-    """Those of which each is about twice the one before or more: their labels have room."""
+    """Sizes of which each is at least about twice the one before, so that labels have room."""
     shown: list[int] = []
     for n in sizes:
         if not shown or n >= 1.9 * shown[-1]:

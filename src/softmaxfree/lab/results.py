@@ -1,10 +1,11 @@
-"""Results: one schema for all, written whole or not at all, and tables made from it."""
+"""Results: one JSON schema for all, and the tables, CSV and Markdown that are made from it."""
 
 import csv
 import io
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,8 +18,8 @@ SCHEMA_VERSION = 1
 
 
 def result(command: str, rows: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-    """Rows with what is needed to read them: command, commit, hardware, versions, threads, and
-    whether the code of `softmaxfree build` was there."""
+    """Rows with all that is needed to read them: command, commit, hardware, versions, threads, and
+    whether the code of `softmaxfree build` was used."""
     return {
         "schema_version": SCHEMA_VERSION,
         "command": command,
@@ -32,15 +33,75 @@ def result(command: str, rows: list[dict[str, Any]], **more: Any) -> dict[str, A
     }
 
 
+class Table(NamedTuple):
+    """Cells of a table; the first `texts` columns are aligned to the left."""
+
+    header: list[str]
+    rows: list[list[str]]
+    texts: int = 1
+
+
+class Note(str):
+    """A paragraph of a page that is written, but not printed."""
+
+
+class Page(NamedTuple):
+    """A result for people: tables and paragraphs, printed and written as Markdown."""
+
+    title: str
+    parts: Sequence[str | Table]
+
+    def printed(self) -> str:
+        return "\n\n".join(
+            table(*part) if isinstance(part, Table) else part
+            for part in self.parts
+            if not isinstance(part, Note)
+        )
+
+    def markdown(self, origin: str) -> str:
+        parts = [f"# {self.title}", origin, *self.parts]
+        texts = [table(*x, markdown=True) if isinstance(x, Table) else x for x in parts]
+        return "\n\n".join(texts) + "\n"
+
+
+def publish(
+    stem: Path,
+    content: dict[str, Any],
+    page: Callable[[dict[str, Any]], Page],
+    draw: Callable[[dict[str, Any], Path], None] | None = None,
+    earlier: dict[str, Any] | None = None,
+    same: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Prints a result and writes it as JSON, CSV, Markdown and, with `draw`, as a picture.
+
+    Args:
+        stem: The files' path without a suffix.
+        content: What `result` returned.
+        page: Makes tables and text of it.
+        draw: Draws it to a file.
+        earlier: A result to compare it with, row by row.
+        same: Fields in which two rows agree that are compared.
+    """
+    shown = page(content)
+    write(stem, content, shown.markdown(provenance(content)))
+    if draw is not None:
+        draw(content, stem.with_suffix(".png"))
+    print(shown.printed())
+    if earlier is not None:
+        print("\n" + comparison(content, earlier, same))
+    print(f"\nwritten: {stem}.json, .csv" + (" and .md" if draw is None else ", .md and .png"))
+    return content
+
+
 def write(stem: Path, content: dict[str, Any], markdown: str) -> None:
-    """The same result as JSON, as CSV (its rows alone) and as Markdown."""
+    """Writes the same result as JSON, as CSV (its rows alone) and as Markdown."""
     write_atomically(stem.with_suffix(".json"), json.dumps(content, indent=1) + "\n")
     write_atomically(stem.with_suffix(".csv"), rows_as_csv(content["rows"]))
     write_atomically(stem.with_suffix(".md"), markdown)
 
 
 def read(path: Path) -> dict[str, Any]:
-    """An earlier result; refuses what is none."""
+    """Reads an earlier result; raises UserError if the file is not one."""
     try:
         with user_file(path):
             content = json.loads(path.read_text())
@@ -56,7 +117,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def rows_as_csv(rows: list[dict[str, Any]]) -> str:
-    """A line for each row; a column for each quantity that any of them has."""
+    """A line for each row, and a column for each field that any of them has."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, names, lineterminator="\n")
@@ -69,12 +130,12 @@ def rows_as_csv(rows: list[dict[str, Any]]) -> str:
 
 
 def compare(
-    now: list[dict[str, Any]], before: list[dict[str, Any]], same: list[str]
+    now: list[dict[str, Any]], before: list[dict[str, Any]], same: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """How quantities changed since an earlier run: those of rows that agree in the fields `same`.
+    """How best times and memory changed since an earlier run, in rows that agree in `same`.
 
-    Each gives {same fields, quantity, before, now, ratio}; seconds and bytes are compared. Rows
-    that only one of the runs has are said so, with None for the other's number.
+    Each change is {same fields, quantity, before, now, ratio}. A row that only one of the runs has
+    gets None for the other number and for the ratio.
     """
 
     def keyed(rows: list[dict[str, Any]]) -> dict[tuple[str, ...], dict[str, Any]]:
@@ -84,68 +145,56 @@ def compare(
     changes = []
     for key in dict.fromkeys([*old, *new]):
         rows = old.get(key, {}), new.get(key, {})
-        quantities = dict.fromkeys(
-            name for row in rows for name in row if name.endswith(("_s", "_bytes"))
-        )
-        for quantity in quantities:
+        for quantity in dict.fromkeys(name for row in rows for name in row if _compared(name)):
             was, is_now = (row.get(quantity) for row in rows)
-            changes.append(
-                dict(zip(same, key))
-                | {
-                    "quantity": quantity,
-                    "before": was,
-                    "now": is_now,
-                    "ratio": is_now / was if was and is_now else None,
-                }
-            )
+            ratio = is_now / was if was and is_now else None
+            change = {"quantity": quantity, "before": was, "now": is_now, "ratio": ratio}
+            changes.append(dict(zip(same, key)) | change)
     return changes
 
 
-def comparison(
-    content: dict[str, Any], earlier: dict[str, Any], same: list[str], quantities: tuple[str, ...]
-) -> str:
+def _compared(name: str) -> bool:
+    return name.endswith(("_s", "_bytes")) and not name.endswith(("_median_s", "products_s"))
+
+
+def comparison(content: dict[str, Any], earlier: dict[str, Any], same: Sequence[str]) -> str:
     """A table of what changed since an earlier run. Ratios below 1 are faster or smaller."""
     lines = [
         [
-            *(change[field] for field in same),
-            change["quantity"],
-            *(_significant(change[when]) for when in ("before", "now")),
-            "" if change["ratio"] is None else f"{change['ratio']:.2f}",
+            *(change[field] for field in [*same, "quantity"]),
+            *("-" if change[when] is None else f"{change[when]:.4g}" for when in ("before", "now")),
+            number(change["ratio"], 2),
         ]
         for change in compare(content["rows"], earlier["rows"], same)
-        if change["quantity"] in quantities
     ]
     text = table([*same, "quantity", "before", "now", "ratio"], lines, len(same) + 1)
-    warning = ""
     for what in ("hardware", "threads", "versions"):
         if earlier.get(what) != content[what]:
-            warning += f"\nNote: {what} differ from the earlier run's."
-    commit = short_commit(earlier.get("commit"))
-    return f"Against the run of commit {commit}:\n{text}{warning}"
+            text += f"\nNote: {what} differ from the earlier run's."
+    return f"Against the run of commit {short_commit(earlier.get('commit'))}:\n{text}"
 
 
-def _significant(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
+def number(value: float | None, digits: int = 0, unit: float = 1, missing: str = "") -> str:
+    """A number in a unit, as a cell of a table."""
+    return missing if value is None else f"{value / unit:.{digits}f}"
 
 
 def table(header: list[str], rows: list[list[str]], texts: int = 1, markdown: bool = False) -> str:
-    """Columns aligned for a terminal, or as Markdown: first texts, to the left, then numbers."""
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    """Aligned columns for a terminal or as Markdown; the first `texts` of them to the left.
 
-    def line(cells: list[str]) -> str:
-        padded = [
-            cell.ljust(width) if i < texts else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(cells, widths))
-        ]
-        return "| " + " | ".join(padded) + " |" if markdown else "  ".join(padded).rstrip()
-
+    By hand, as tabulate makes each column two wider than its heading: tables would not fit a line.
+    """
+    widths = [max(map(len, column)) for column in zip(header, *rows)]
+    rule = ["-" * width for width in widths]
     if markdown:
-        rule = [
-            ":" + "-" * (w - 1) if i < texts else "-" * (w - 1) + ":" for i, w in enumerate(widths)
-        ]
-    else:
-        rule = ["-" * width for width in widths]
-    return "\n".join([line(header), line(rule), *(line(row) for row in rows)])
+        rule = [f":{x[1:]}" if i < texts else f"{x[1:]}:" for i, x in enumerate(rule)]
+    lines = [
+        [x.ljust(w) if i < texts else x.rjust(w) for i, (x, w) in enumerate(zip(cells, widths))]
+        for cells in (header, rule, *rows)
+    ]
+    if markdown:
+        return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return "\n".join("  ".join(cells).rstrip() for cells in lines)
 
 
 def provenance(content: dict[str, Any]) -> str:
@@ -153,7 +202,7 @@ def provenance(content: dict[str, Any]) -> str:
     hardware, versions = content["hardware"], content["versions"]
     device = hardware.get("gpu") or f"{hardware['cpu']} ({hardware['capability']})"
     threads = "1 thread" if content["threads"] == 1 else f"{content['threads']} threads"
-    threads += ", with compiled code" if content["native"] else ""
+    threads += ", with compiled code" if content.get("native") else ""
     return (
         f"`{content['command']}` on {device}, {threads}, torch {versions['torch']}, "
         f"Python {versions['python']}, commit {short_commit(content['commit'])}."
@@ -161,6 +210,6 @@ def provenance(content: dict[str, Any]) -> str:
 
 
 def short_commit(commit: str | None) -> str:
-    """For people; says whether the working copy was another."""
+    """For people; says whether the working copy had changes."""
     number, _, modified = (commit or "none").partition("-")
     return f"{number[:9]}, {modified}" if modified else number[:9]

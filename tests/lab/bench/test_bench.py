@@ -1,27 +1,34 @@
 """The measurements: right contestants, whole files, honest notes; no assertion on time."""
 
 import csv
+import inspect
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import timm
 import torch
 
+from softmaxfree.cli import COMMANDS, Command, Group
 from softmaxfree.errors import UserError
 from softmaxfree.files import write_atomically
 from softmaxfree.lab.bench import attention, claims, contestants, memory, models, speed, steps
-from softmaxfree.lab.bench.attention import Preset, run
-from softmaxfree.lab.bench.contestants import CPU, OPERATIONS, PACKAGES, VARIANTS, Case
+from softmaxfree.lab.bench.attention import Preset, bench_attention
+from softmaxfree.lab.bench.complexity import complexity
+from softmaxfree.lab.bench.contestants import CPU, OPERATIONS, PACKAGES, VARIANTS, Case, prepare
+from softmaxfree.lab.bench.models import ComparedModel
+from softmaxfree.lab.bench.runner import Plan, memory_of_call
 from softmaxfree.lab.measure import Timing, exponent, in_fresh_process, time_interleaved
-from softmaxfree.lab.paper import complexity
 from softmaxfree.lab.results import compare, comparison, read, result, table
 from softmaxfree.layers.registry import ATTENTIONS
 from softmaxfree.models.cost import cost
@@ -48,7 +55,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_writes_table_json_csv_and_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run("small", threads=None, out=tmp_path)
+    bench_attention("small", out=tmp_path)
     content = json.loads((tmp_path / "attention-small.json").read_text())
     assert {
         "schema_version",
@@ -87,7 +94,7 @@ def test_contestants_are_checked_before_they_are_measured(monkeypatch: pytest.Mo
     with pytest.raises(RuntimeError, match="a cheat does not compute what it should"):
         contestants.verify(["op_sdpa", "op_softpp"])
     # The released formula takes one step size for the whole batch.
-    with pytest.raises(RuntimeError, match="released does not keep what attentions must"):
+    with pytest.raises(RuntimeError, match="released fails a test that every attention must pass"):
         contestants.verify([contestants.RELEASED])
 
 
@@ -96,7 +103,7 @@ def test_unknown_and_missing_contestants_are_named(monkeypatch: pytest.MonkeyPat
         contestants.find("nope")
     monkeypatch.setitem(sys.modules, "linformer", None)
     with pytest.raises(UserError, match=r"pip install 'softmaxfree\[peers\]'"):
-        contestants.find("linformer_package")
+        contestants.verify(["linformer_package"])
 
 
 @pytest.mark.slow
@@ -114,10 +121,9 @@ def test_layers_and_packages_over_n(
     preset = Preset("layers", [Case(1, 2, n) for n in (98, 196)], names, 1, longest=1e-9)
     monkeypatch.setitem(attention.PRESETS, "layers", preset)
     try:
-        content = run("layers", None, tmp_path, modules=["own"])
-        again = run(
-            "layers", None, tmp_path, modules=["own"], against=tmp_path / "attention-layers.json"
-        )
+        content = bench_attention("layers", out=tmp_path, modules=["own"])
+        earlier = tmp_path / "attention-layers.json"
+        again = bench_attention("layers", out=tmp_path, modules=["own"], against=earlier)
     finally:
         ATTENTIONS.pop("own_attention", None)
     assert [row["contestant"] for row in content["rows"]] == names * 2
@@ -139,7 +145,7 @@ def test_a_comparison_names_what_changed_and_what_is_missing(tmp_path: Path) -> 
     assert [(c["name"], c["ratio"]) for c in changes] == [("a", 0.5), ("gone", None), ("new", None)]
     path = tmp_path / "earlier.json"
     path.write_text(json.dumps(result("x", before) | {"threads": -1}))
-    text = comparison(result("x", now), read(path), ["name"], ("forward_s",))
+    text = comparison(result("x", now), read(path), ["name"])
     assert "Note: threads differ from the earlier run's." in text
     path.write_text("[]")
     with pytest.raises(ValueError, match="is not a result of this command"):
@@ -147,6 +153,31 @@ def test_a_comparison_names_what_changed_and_what_is_missing(tmp_path: Path) -> 
     path.write_bytes(b"\xff")
     with pytest.raises(ValueError, match="is not a result in JSON"):
         read(path)
+
+
+@pytest.mark.parametrize(
+    ("word", "meaning"),
+    [
+        ("threads", "Threads "),
+        ("out", "Folder for the results."),
+        ("modules", "Python modules to import first, which register attentions of your own."),
+        ("device", "Device to compute on."),
+        ("dtype", "Type of tokens and weights."),
+        ("against", "A .json file of an earlier run to compare with"),
+        ("contestants", "Names of attentions, such as "),
+    ],
+)
+def test_an_option_means_the_same_in_every_command(word: str, meaning: str) -> None:
+    group = COMMANDS["bench"]
+    assert isinstance(group, Group)
+    helps = []
+    for command in group.commands.values():
+        assert isinstance(command, Command)
+        module, name = command.target.split(":")
+        function = getattr(import_module(f"softmaxfree.{module}"), name)
+        helps += re.findall(rf"^    {word}: (.*)$", inspect.getdoc(function) or "", re.M)
+    assert len(helps) > 1
+    assert all(text.startswith(meaning) for text in helps), helps
 
 
 def test_contestants_take_turns() -> None:
@@ -171,21 +202,22 @@ def test_exponent() -> None:
 def test_memory_is_that_of_the_call() -> None:
     """Plain softmax forms two n x n matrices."""
     n = 4000
-    arguments = (Case(1, 1, n), "op_softmax", "forward", CPU, [], 1)
-    measured = in_fresh_process(attention.memory_of_one_point, *arguments)
+    measured = memory_of("op_softmax", Case(1, 1, n), "forward")
     assert measured == pytest.approx(2 * 4 * n**2, rel=0.1)
+
+
+def memory_of(name: str, case: Case, kind: str) -> int:
+    work = partial(prepare, name, case, kind, CPU)
+    taken, outcome = in_fresh_process(memory_of_call, work, Plan(0, memory="call"), 1)
+    assert outcome == {}
+    return taken
 
 
 @pytest.mark.slow
 def test_memory_grows_linearly_and_a_million_tokens_fit() -> None:
     """Forward and backward, one head of width 32."""
     sizes = [3136, 25_088, 200_704, 1_000_000]
-    measured = [
-        in_fresh_process(
-            attention.memory_of_one_point, Case(1, 1, n), "op_softpp", "training", CPU, [], 1
-        )
-        for n in sizes
-    ]
+    measured = [memory_of("op_softpp", Case(1, 1, n), "training") for n in sizes]
     assert exponent(sizes[:3], measured[:3]) <= 1.05
     assert measured[-1] < 4e9
 
@@ -210,10 +242,11 @@ def test_memory_of_twelve_layers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(memory, "CASES", [Case(1, 4, n, layers=3) for n in (1568, 3136)])
-    monkeypatch.setattr(memory, "memory_limit", lambda: 5 * 4 * 4 * 3136**2 - 1)
-    content = memory.run(1, tmp_path, ["softpp", "softmax_plain", "performer"])
+    monkeypatch.setattr(attention, "memory_limit", lambda: 5 * 4 * 4 * 3136**2 - 1)
+    names = ["softpp", "softmax_plain", "performer"]
+    content = memory.bench_memory(out=tmp_path, contestants=names)
     found = content["exponents"]
-    assert found["softpp"] < 1.1
+    assert found["softpp"]["training_bytes"] < 1.1
     assert (tmp_path / "memory.png").exists()
     plain = [row for row in content["rows"] if row["contestant"] == "softmax_plain"]
     # One matrix a layer is kept, 4 heads of 4 bytes: the plain transformer's is quadratic.
@@ -225,7 +258,7 @@ def test_training_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(steps, "layer_names", lambda: ["softpp", "linformer"])
         patch.setattr(steps, "BATCH", 4)
-        content = steps.run(None, tmp_path)
+        content = steps.measure_steps(tmp_path)
     for row in content["rows"]:
         assert row["losses"][-1] < row["losses"][0]
         assert row["step_s"] > 0
@@ -289,8 +322,8 @@ def test_models_against_a_peer(
         "a test",
         {
             "": [
-                models.Contestant("peer", "softpp_nano", arguments=small, as_released=True),
-                models.Contestant("ours", "softpp_nano", "peer", small),
+                ComparedModel("peer", "softpp_nano", arguments=small, as_released=True),
+                ComparedModel("ours", "softpp_nano", "peer", small),
             ]
         },
         [(2, 3, 32, 32)],
@@ -298,7 +331,7 @@ def test_models_against_a_peer(
         training=True,
     )
     monkeypatch.setitem(models.PRESETS, "large", plan)
-    content = models.run("large", 1, tmp_path)
+    content = models.bench_models("large", out=tmp_path)
     written = json.loads((tmp_path / "models-large.json").read_text())
     assert [row["title"] for row in written["rows"]] == ["peer", "ours"]
     for row in content["rows"]:
@@ -311,8 +344,8 @@ def test_models_against_a_peer(
 def test_a_model_as_released_computes_the_same() -> None:
     """Their formulas, order of memory and layers; only the inverse differs, by its scheme."""
     options = {"inverse": "backtrack", "act_layer": "gelu_tanh"}
-    ours = models.Contestant("", "softpp_nano", arguments=options).build(32)
-    theirs = models.Contestant("", "softpp_nano", as_released=True).build(32)
+    ours = ComparedModel("", "softpp_nano", arguments=options).build(32)
+    theirs = ComparedModel("", "softpp_nano", as_released=True).build(32)
     theirs.load_state_dict(ours.state_dict())
     names = {type(module).__module__.split(".")[0] for module in theirs.modules()}
     assert {"timm", "torch", "softmaxfree"} <= names
@@ -328,7 +361,7 @@ def test_a_model_as_released_computes_the_same() -> None:
 def test_promises_about_speed_are_measured_and_judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def tiny(contestant: models.Contestant) -> models.Contestant:
+    def tiny(contestant: ComparedModel) -> ComparedModel:
         return replace(contestant, model="softpp_nano", arguments={}, sized=False)
 
     monkeypatch.setattr(speed, "CORE", [Case(1, 1, 3136), Case(1, 2, 64)])
@@ -346,7 +379,7 @@ def test_promises_about_speed_are_measured_and_judged(
     )
     seconds = {"alone": 1.0, "alone, GNU's default": 1.0, "beside": 2.0}
     monkeypatch.setattr(speed.busy, "measure", lambda: seconds)
-    content = speed.run(tmp_path)
+    content = speed.bench_speed(tmp_path)
     whats = [row["what"] for row in content["rows"]]
     assert len(whats) == len(set(whats))
     for part in (
@@ -379,7 +412,7 @@ def test_a_step_beside_another_training_process(monkeypatch: pytest.MonkeyPatch)
 )  # fmt: skip
 def test_verdicts(measured: float, least: bool, verdict: str) -> None:
     target, stretch = (1.0, 1.5) if least else (1.9, 1.4)
-    assert speed.Row("", measured, target, least, stretch).verdict == verdict
+    assert speed.Promise("", measured, target, least, stretch).verdict == verdict
 
 
 def test_models_at_several_sizes_and_one_that_cannot(
@@ -389,9 +422,9 @@ def test_models_at_several_sizes_and_one_that_cannot(
         "a test",
         {
             "": [
-                models.Contestant("ours", "softpp_nano"),
+                ComparedModel("ours", "softpp_nano"),
                 # Built for 32 pixels, whatever comes.
-                models.Contestant("fixed", "softpp_nano", arguments={"attention": "linformer"}),
+                ComparedModel("fixed", "softpp_nano", arguments={"attention": "linformer"}),
             ]
         },
         [(1, 3, 32, 32), (1, 3, 64, 64)],
@@ -401,7 +434,7 @@ def test_models_at_several_sizes_and_one_that_cannot(
         costs=True,
     )
     monkeypatch.setitem(models.PRESETS, "peers", plan)
-    content = models.run("peers", 1, tmp_path)
+    content = models.bench_models("peers", out=tmp_path)
     rows = {(row["title"], row["side"]): row for row in content["rows"]}
     assert "note" not in rows["ours", 64]
     assert rows["ours", 64]["multiply_adds"] > 3 * rows["ours", 32]["multiply_adds"]
@@ -412,12 +445,12 @@ def test_models_at_several_sizes_and_one_that_cannot(
 def test_the_papers_setting_has_every_attention_and_its_ablations() -> None:
     groups = models.PRESETS["paper"].groups
     for title, contestants_of in groups.items():
-        if "softpp_tiny" in title and ":" not in title and "token" not in title:
+        if "softpp_tiny" in title and ":" not in title and "landmarks" not in title:
             names = {c.arguments.get("attention") for c in contestants_of} - {None}
             assert not names or names >= set(claims.LAYERS)
     assert len(groups) == 6
     assert {c.title for c in groups["softpp_tiny_fudan, number of landmarks"]} == {
-        "36 tokens", "49 tokens", "64 tokens", "81 tokens"
+        "36 landmarks", "49 landmarks", "64 landmarks", "81 landmarks"
     }  # fmt: skip
 
 
@@ -436,8 +469,9 @@ def test_an_image_of_800_x_1333_pixels_fits_into_1500_mb() -> None:
     """Of a fresh process, its libraries included."""
     _, contestant, _ = models.PRESETS["large"].groups[""]
     assert contestant.title == "softpp_tiny_fudan, auto"
-    taken = in_fresh_process(
-        models.memory_of_one, contestant, (1, 3, 800, 1333), "inference", [], 1, "cpu"
+    work = partial(models.prepare_model, contestant, (1, 3, 800, 1333), "inference", "cpu")
+    taken, _ = in_fresh_process(
+        memory_of_call, work, Plan(0, memory="process"), 1, module=models.__name__
     )
     assert 3e8 < taken < 1.5e9
 

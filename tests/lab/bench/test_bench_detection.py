@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from softmaxfree.lab.bench import detection
-from softmaxfree.lab.bench.detection import Contestant
-from softmaxfree.models.cost import cost_of
+from softmaxfree.lab.paper import DETECTION
 from softmaxfree.models.detectors import build_detector
 
 from .test_bench import keep_threads  # noqa: F401
@@ -22,35 +21,36 @@ SMALL = {"depths": (1, 1, 1, 1)}
 def test_detectors_in_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    contestants = [
-        Contestant(title, detector, "softpp_nano", SMALL | options)
-        for detector in detection.DETECTORS
+    bodies = [
+        (title, "softpp_nano", SMALL | options)
         for title, options in (
-            ("softpp_nano, 49 tokens", {"num_landmarks": 49}),
+            ("softpp_nano, 49 landmarks", {"num_landmarks": 49}),
             (detection.SWIN, {}),
         )
     ]
-    monkeypatch.setattr(detection, "CONTESTANTS", contestants)
+    monkeypatch.setattr(detection, "BODIES", bodies)
     monkeypatch.setattr(detection, "SIZE", SIZE)
     monkeypatch.setattr(detection, "REPEATS", 1)
-    monkeypatch.setattr(detection, "PAPER", {"mask_rcnn": {"large": 106}})
-    detection.run(1, tmp_path)
+    printed = {"mask_rcnn": {"softpp_large": DETECTION["mask_rcnn"]["softpp_large"]}}
+    monkeypatch.setattr(detection, "DETECTION", printed)
+    detection.bench_detection(out=tmp_path)
 
     content = json.loads((tmp_path / "detection.json").read_text())
     assert content["schema_version"] == 1
     assert content["threads"] == 1
     assert "commit" in content
     assert content["versions"]["torch"] == torch.__version__
-    for row, contestant in zip(content["rows"], contestants, strict=True):
+    assert [row["detector"] for row in content["rows"]] == ["retinanet"] * 2 + ["mask_rcnn"] * 2
+    for row, (title, *_) in zip(content["rows"], bodies * 2, strict=True):
         model = build_detector(row["detector"], 80, row["backbone"], options=row["options"])
         assert row["parameters"] == sum(parameter.numel() for parameter in model.parameters())
-        assert row["title"] == contestant.title
+        assert row["title"] == title
         assert row["multiply_adds"] > row["inverse_multiply_adds"] > 0
         assert row["inference_bytes"] > 1e8
         assert row["inference_median_s"] >= row["inference_s"] > 0
         assert row["objects"] == 0
     with (tmp_path / "detection.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == len(contestants)
+        assert len(list(csv.DictReader(file))) == len(content["rows"])
 
     written = (tmp_path / "detection.md").read_text().splitlines()
     printed = capsys.readouterr().out.splitlines()
@@ -65,9 +65,8 @@ def test_detectors_in_turns(
 def test_multiply_adds_grow_with_the_image_and_parameters_do_not(detector: str) -> None:
     """Up to four times as many: those of Mask R-CNN's proposals hardly grow."""
     small, large = (
-        cost_of(
-            Contestant("", detector, "softpp_nano", SMALL | {"num_landmarks": 49}).build(size),
-            [detection.image(size)],
+        detection.cost_of_detecting(
+            detection.prepare_detector(detector, "softpp_nano", SMALL | {"num_landmarks": 49}, size)
         )
         for size in ((64, 64), (128, 128))
     )
@@ -77,7 +76,7 @@ def test_multiply_adds_grow_with_the_image_and_parameters_do_not(detector: str) 
 
 def test_the_image_is_measured_at_its_size() -> None:
     """Neither made larger nor smaller, only padded to whole strides."""
-    model = Contestant("", "retinanet", "softpp_nano", SMALL).build(SIZE)
+    model = detection.build("retinanet", "softpp_nano", SMALL, SIZE)
     images, _ = model.transform([detection.image(SIZE)])
     assert images.image_sizes == [SIZE]
     assert images.tensors.shape[-2:] == (64, 96)
@@ -103,9 +102,9 @@ def test_what_is_said_about_the_papers_sizes() -> None:
 
 @pytest.mark.slow
 def test_an_untrained_mask_rcnn_has_1000_proposals_and_no_objects() -> None:
-    contestant = next(c for c in detection.CONTESTANTS if c.detector == "mask_rcnn")
-    model = contestant.build(detection.SIZE)
+    _, backbone, options = detection.BODIES[0]
+    model = detection.build("mask_rcnn", backbone, options, detection.SIZE)
     proposals = []
     model.roi_heads.box_head.register_forward_hook(lambda _, x, __: proposals.append(len(x[0])))
-    assert detection.detect(model, detection.image(detection.SIZE)) == 0
+    assert detection.detect(model, detection.image(detection.SIZE)) == {"objects": 0}
     assert proposals == [1000]

@@ -10,7 +10,8 @@ import timm
 import torch
 
 from softmaxfree.lab.bench import segmentation
-from softmaxfree.lab.bench.segmentation import Contestant, Setting, count, less_both, windows
+from softmaxfree.lab.bench.segmentation import ComparedSegmenter, count, less_both, windows
+from softmaxfree.lab.paper import SegmentationData, Segmenter
 from softmaxfree.models.cost import cost_of
 from softmaxfree.models.segmenters import build_segmenter
 
@@ -27,18 +28,19 @@ def test_segmenters_in_turns(
 ) -> None:
     contestants = [
         *(
-            Contestant(title, what, NANO, options, (32, 32))
+            ComparedSegmenter(title, what, NANO, options, (32, 32))
             for what in ("backbone", "window")
-            for title, options in (("softpp_nano, 49 tokens", FEW), (segmentation.SWIN, SMALL))
+            for title, options in (("softpp_nano, 49 landmarks", FEW), (segmentation.SWIN, SMALL))
         ),
-        Contestant("softpp_nano, 49 tokens", "windows", NANO, FEW, (32, 48), 32, 16),
-        Contestant("softpp_nano, 49 tokens", "image", NANO, FEW, (32, 48)),
+        ComparedSegmenter("softpp_nano, 49 landmarks", "windows", NANO, FEW, (32, 48), 32, 16),
+        ComparedSegmenter("softpp_nano, 49 landmarks", "image", NANO, FEW, (32, 48)),
     ]
-    monkeypatch.setattr(segmentation, "CONTESTANTS", contestants)
+    monkeypatch.setattr(segmentation, "SEGMENTERS", contestants)
     monkeypatch.setattr(segmentation, "REPEATS", 1)
-    paper = {NANO: (60, 237), "convnext_tiny": (60, 235)}
-    monkeypatch.setattr(segmentation, "PAPER", [Setting("ADE20K", 150, 64, paper)])
-    segmentation.run(1, tmp_path)
+    printed = {NANO: Segmenter(60, 237), "convnext_tiny": Segmenter(60, 235)}
+    data = {"ADE20K": SegmentationData(150, 64, printed)}
+    monkeypatch.setattr(segmentation, "SEGMENTATION", data)
+    segmentation.bench_segmentation(out=tmp_path)
 
     content = json.loads((tmp_path / "segmentation.json").read_text())
     assert content["schema_version"] == 1
@@ -57,7 +59,7 @@ def test_segmenters_in_turns(
     assert body["multiply_adds"] < window["multiply_adds"] < whole["multiply_adds"]
     assert by_windows["multiply_adds"] == 2 * window["multiply_adds"]
     titles = [row["title"] for row in content["figures"]]
-    assert titles == ["softpp_nano, 49 tokens", "softpp_nano", "ConvNeXt-T"]
+    assert titles == ["softpp_nano, 49 landmarks", "softpp_nano", "ConvNeXt-T"]
     with (tmp_path / "segmentation.csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(contestants)
 

@@ -36,7 +36,7 @@ def test_a_step_of_attentions_by_length(
     assert content["exponents"].keys() == names
     printed = capsys.readouterr().out
     assert "softpp, window 4" in printed
-    assert "softpp, 128 tokens" in printed
+    assert "softpp, 128 landmarks" in printed
     assert max(map(len, printed.splitlines()[:-1])) <= 100
     assert (tmp_path / "sequences.png").stat().st_size > 10_000
     assert "m-adds" not in (text := (tmp_path / "sequences.md").read_text())
@@ -65,12 +65,12 @@ def test_a_table_of_runs_goes_on_where_it_was(
     broken.mkdir(parents=True)
     (broken / "last.ckpt").write_text("torn")
     with pytest.raises(SystemExit):
-        table("--attentions", "[softpp,soft]")
+        table("--contestants", "[softpp,soft]")
     assert "the run in runs/lra/listops-soft-0 ended with" in capsys.readouterr().err
     done = Path("runs/lra/listops-softpp-0/run.json").stat().st_mtime_ns
     (broken / "last.ckpt").unlink()
 
-    printed = table("--attentions", "[softpp,soft]", "--workers", "2")
+    printed = table("--contestants", "[softpp,soft]", "--workers", "2")
     assert Path("runs/lra/listops-softpp-0/run.json").stat().st_mtime_ns == done
     rows = json.loads(Path("results/lra.json").read_text())["rows"]
     assert [(row["attention"], row["seed"]) for row in rows] == [("soft", 0), ("softpp", 0)]
@@ -85,7 +85,7 @@ def test_a_table_of_runs_goes_on_where_it_was(
     assert "- listops: 2 steps of 16 samples out of 32, up to 40 tokens" in text
 
     with pytest.raises(SystemExit):
-        main([*command, "--attentions", "[softpp]", "--fit", json.dumps([*FEW, "--model.dim=32"])])
+        main([*command, "--contestants", "[softpp]", "--fit", json.dumps([*FEW, "--model.dim=32"])])
     assert "listops-softpp-0 holds a run of another command" in capsys.readouterr().err
 
     config = Path("runs/lra/listops-softpp-0/config.yaml")
@@ -106,7 +106,7 @@ def test_a_run_that_a_signal_has_ended_is_not_taken_for_done(
         return SimpleNamespace(returncode=128 + signal.SIGTERM)
 
     monkeypatch.setattr(trained.subprocess, "run", stopped)
-    with pytest.raises(UserError, match="was stopped before its end: the same command goes on"):
+    with pytest.raises(UserError, match="was stopped before its end: repeat the command"):
         run.train(1)
 
 
@@ -124,7 +124,7 @@ def test_a_run_that_has_diverged_is_told_by_its_status(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--attentions", "[softpp,sotf]"], "unknown attention 'sotf'"),
+        (["--contestants", "[softpp,sotf]"], "unknown attention 'sotf'"),
         (["--tasks", "[listops,image]"], "the data of image come from https://www.cs.toronto.edu"),
         (
             ["--short", "true", "--tasks", "[text,retrieval]"],
@@ -194,10 +194,9 @@ def test_seeds_are_averaged_and_the_best_comes_first() -> None:
             ("softpp", 0, "image", 0.40),
         )
     ]  # fmt: skip
-    accuracy, cost = lra.report({"rows": rows}).split("\n\n")
-    lines = [line.split() for line in accuracy.splitlines()[2:]]
-    assert lines == [
+    accuracy, cost = lra.tables({"rows": rows})
+    assert accuracy.rows == [
         ["softpp", "62.0±1.0", "-", "40.0", "-", "51.0"],
         ["softmax", "60.0", "65.0", "-", "38.2", "-"],
     ]
-    assert cost.splitlines()[2].split() == ["softpp", "500", "500", "2000", "2000"]
+    assert cost.rows[0] == ["softpp", "500", "500", "2000", "2000"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from softmaxfree.lab.bench.contestants import PACKAGES, VARIANTS
-from softmaxfree.lab.bench.sequences import contestants
+from softmaxfree.lab.bench.sequences import attentions
 from softmaxfree.lab.figures.cost import COMMANDS, run_memory, run_throughput
 from softmaxfree.lab.paper import IMAGENET
 from softmaxfree.lab.pictures import COLORS, MARKERS, points
@@ -174,6 +174,6 @@ def test_colours_are_told_apart_with_any_vision(vision: str) -> None:
 
 def test_every_attention_has_a_colour_and_a_marker() -> None:
     assert COLORS.keys() == MARKERS.keys()
-    assert {*_BUILT_IN, *VARIANTS, *PACKAGES, *contestants()} <= COLORS.keys()
+    assert {*_BUILT_IN, *VARIANTS, *PACKAGES, *attentions()} <= COLORS.keys()
     assert len({COLORS[name] for name in _BUILT_IN}) == len(_BUILT_IN)
     assert len({MARKERS[name] for name in _BUILT_IN}) == len(_BUILT_IN)

@@ -1,1 +1,1 @@
-"""Measurements: contestants side by side in one run, with what they were measured on."""
+"""Measurements: contestants side by side in one run, and the machine they ran on."""

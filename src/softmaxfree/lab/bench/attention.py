@@ -1,43 +1,51 @@
 """`softmaxfree bench attention`: attentions alone, in time and in memory."""
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
-import torch
 from tqdm import tqdm
 
 from ...environment import command_line
-from ...imports import import_modules
-from ..measure import (
+from ...imports import Names
+from ..measure import memory_limit, square_product
+from ..results import Note, Page, Table, number, publish, result
+from .contestants import OPERATIONS, Case, Device, Dtype, Setting, find, prepare, verified
+from .runner import (
+    Entry,
+    Plan,
+    Row,
     exponents,
-    in_fresh_process,
-    memory_limit,
-    peak_memory,
-    square_product,
-    time_interleaved,
-)
-from ..results import comparison, provenance, read, result, table, write
-from .contestants import (
-    CPU,
-    OPERATIONS,
-    PACKAGES,
-    VARIANTS,
-    Case,
-    Setting,
-    find,
-    layer_names,
-    verify,
+    measure_in_turns,
+    notes,
+    over_n,
+    significant,
+    start,
+    too_slow,
 )
 
 OURS = ("softpp", "op_softpp")
 """What others are compared with."""
 
+QUANTITIES = {
+    "forward_s": ("time", "Forward, ms", 1e-3),
+    "training_s": ("f+b time", "Forward and backward, ms", 1e-3),
+    "forward_bytes": ("memory", "Memory of forward, MB", 1e6),
+    "training_bytes": ("f+b memory", "Memory of forward and backward, MB", 1e6),
+}
+"""A short name, the heading of a table, and its unit in seconds or bytes."""
+
 
 @dataclass(frozen=True)
 class Preset:
-    """What is measured: cases, contestants, and how often."""
+    """What is measured.
+
+    contestants: Their names; all layers and packages if there are none.
+    seconds: For one contestant at one case.
+    longest: Seconds of a call; a contestant that would take longer is not run.
+    """
 
     help: str
     cases: list[Case]
@@ -46,16 +54,14 @@ class Preset:
     backward: bool = True
     memory: bool = True
     seconds: float = 10.0
-    """For one contestant at one case."""
     longest: float = math.inf
-    """Seconds of a call: one that is expected to take longer is not run, and said so."""
 
 
 PRESETS = {
     "paper": Preset(
         "every attention and its packages as a layer, d = 384, 12 heads, m = 49, n = 784 p",
         [Case(1, 12, 784 * p) for p in range(1, 9)],
-        [],  # all of them
+        [],
         repeats=3,
         memory=False,
         seconds=0.5,
@@ -83,268 +89,171 @@ PRESETS = {
 }
 
 
-def run(
-    preset: str,
-    threads: int | None,
-    out: Path,
-    memory: bool | None = None,
+def bench_attention(
+    preset: Literal["paper", "core", "demo", "linear"] = "core",
+    threads: int = 1,
+    out: Path = Path("results"),
     contestants: list[str] | None = None,
-    modules: list[str] | None = None,
-    setting: Setting = CPU,
+    modules: Names = None,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
     against: Path | None = None,
-) -> dict[str, Any]:
-    """Measures a preset; writes its JSON, CSV, Markdown and picture; prints the tables."""
-    from ..pictures import draw_attention  # needs matplotlib: said before, not after, the work
+) -> Row:
+    """Measure attentions alone: all of this package, other packages', the released formula.
 
-    earlier = None if against is None else read(against)  # it may be written over
-    import_modules(modules or [])
-    plan = PRESETS[preset]
-    names = contestants or plan.contestants or [*layer_names(), *VARIANTS, *PACKAGES]
-    if threads is not None:
-        torch.set_num_threads(threads)
-    verify(names)
-    measure = _Measure(
-        plan, names, modules or [], plan.memory if memory is None else memory, setting
-    )
-    work = tqdm(plan.cases, desc=f"bench attention, {preset}", unit="case", leave=False)
-    rows = [row for case in work for row in measure(case)]
-    content = result(
-        command_line(),
-        rows,
-        preset=preset,
-        **asdict(setting),
-        titles={name: find(name).title for name in names},
-    )
+    Each contestant is first checked against a formula. Contestants take turns in one process;
+    memory is measured in a fresh process for each point. Only ratios within one run carry over to
+    other machines. Prints tables and writes them as JSON, CSV, Markdown and a picture.
+
+    Args:
+        preset: paper: every attention and the packages as layers from 784 to 6,272 tokens
+            (4 minutes); core: SOFT++, the released formula and softmax at four sizes that models
+            use (4 minutes); demo: softmax and SOFT++ from 784 to 50,176 tokens (1 minute);
+            linear: SOFT++ from 3,136 to a million tokens (2 minutes).
+        threads: Threads to compute with; ratios are most reliable with 1.
+        out: Folder for the results.
+        contestants: Names of attentions, such as [softpp,performer]; the preset's if not given.
+        modules: Python modules to import first, which register attentions of your own.
+        device: Device to compute on.
+        dtype: Type of tokens and weights.
+        against: A .json file of an earlier run to compare with.
+    """
+    from ..pictures import draw_attention  # needs matplotlib: fails before the work, not after
+
+    earlier = start(threads, device, modules, against)
+    plan, setting = PRESETS[preset], Setting(device, dtype)
+    names = verified(contestants or plan.contestants)
+    rows: list[Row] = []
+    for case in tqdm(plan.cases, desc=f"bench attention, {preset}", unit="case", leave=False):
+        rows += _measure(case, names, plan, setting, modules, rows)
+    titles = {name: find(name).title for name in names}
+    content = result(command_line(), rows, preset=preset, **asdict(setting), titles=titles)
     content["exponents"] = _exponents(rows)
-    stem = out / f"attention-{preset}"
-    write(stem, content, markdown(content))
-    draw_attention(content, stem.with_suffix(".png"))
-    print(report(content))
-    if earlier is not None:
-        same = ["contestant", "batch", "heads", "n"]
-        print("\n" + comparison(content, earlier, same, ("forward_s", "training_s")))
-    print(f"\nwritten: {stem}.json, .csv, .md and .png")
-    return content
+    same = ["contestant", "batch", "heads", "n"]
+    return publish(out / f"attention-{preset}", content, page, draw_attention, earlier, same)
 
 
-@dataclass(frozen=True)
-class _Measure:
-    plan: Preset
-    names: list[str]
-    modules: list[str]
-    memory: bool
-    setting: Setting
-    slowest: dict[tuple[str, str], tuple[int, float]] = field(default_factory=dict)
-    """By name and kind: tokens and seconds of the last call."""
-
-    def __call__(self, case: Case) -> list[dict[str, Any]]:
-        rows = {name: {**asdict(case), "contestant": name} for name in self.names}
-        kinds = ["forward", "training"] if self.plan.backward else ["forward"]
-        for kind in kinds:
-            self._measure(case, kind, rows)
-        return list(rows.values())
-
-    def _measure(self, case: Case, kind: str, rows: dict[str, dict[str, Any]]) -> None:
-        calls: dict[str, Any] = {}
-        for name, row in rows.items():
-            needs = find(name).needs(case, kind == "training")
-            if needs > memory_limit():
-                row[f"{kind}_note"] = f"not run: needs {needs / 2**30:.1f} GiB"
-                continue
-            n, seconds = self.slowest.get((name, kind), (case.n, 0.0))
-            expected = seconds * (case.n / n) ** 2
-            if expected > self.plan.longest:
-                row[f"{kind}_note"] = f"not run: a call would take about {expected:.0f} s"
-                continue
-            if self.memory:
-                row[f"{kind}_bytes"] = in_fresh_process(
-                    memory_of_one_point, case, name, kind, self.setting, self.modules,
-                    torch.get_num_threads(),
-                )  # fmt: skip
-                if row[f"{kind}_bytes"] is None:
-                    row[f"{kind}_note"] = "out of memory"
-                    continue
-            try:
-                ready = find(name).ready(case, self.setting)
-            except (ValueError, AssertionError, RuntimeError) as error:
-                row[f"{kind}_note"] = f"cannot run: {error}"
-                continue
-            calls[name] = ready.forward if kind == "forward" else ready.train
-        product, operations = square_product(**asdict(self.setting))
-        timings = time_interleaved(
-            {"": product} | calls, self.plan.repeats, self.plan.seconds, self.setting.device
-        )
-        rate = operations / timings.pop("").best
-        for name, timing in timings.items():
-            self.slowest[name, kind] = (case.n, timing.best)
-            rows[name][f"{kind}_s"] = timing.best
-            rows[name][f"{kind}_median_s"] = timing.median
-            rows[name]["products_s"] = case.products() / rate
+def _measure(
+    case: Case, names: list[str], plan: Preset, setting: Setting, modules: Names, before: list[Row]
+) -> list[Row]:
+    """Rows of all contestants for one case."""
+    rows = [{**asdict(case), "contestant": name} for name in names]
+    memory = "call" if plan.memory else ""
+    how = Plan(plan.repeats, plan.seconds, memory, setting.device, modules)
+    product, operations = square_product(**asdict(setting))
+    for kind in ("forward", "training") if plan.backward else ("forward",):
+        entries = [
+            Entry(
+                row,
+                partial(prepare, row["contestant"], case, kind, setting),
+                obstacle=too_large(row["contestant"], case, kind)
+                or too_slow(before, row, "contestant", "n", kind, plan.longest),
+            )
+            for row in rows
+        ]
+        beside = measure_in_turns(entries, kind, how, f"{kind}_note", {"product": product})
+        for row in rows:
+            if f"{kind}_s" in row:
+                row["products_s"] = case.products() * beside["product"].best / operations
+    return rows
 
 
-def _exponents(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+def too_large(name: str, case: Case, kind: str) -> str:
+    """Why a contestant is not run: its n x n matrices need more memory than it may take."""
+    needs = find(name).needs(case, kind == "training")
+    return f"not run: needs {needs / 2**30:.1f} GiB" if needs > memory_limit() else ""
+
+
+def _exponents(rows: list[Row]) -> dict[str, dict[str, float]]:
     """How each quantity grows with n, where the cases differ in n alone."""
     if len({(row["batch"], row["heads"]) for row in rows}) > 1:
         return {}
-    # Small inputs measure the start: of many sizes those from 3,136 tokens on count.
+    # Small inputs measure the overhead of a call: of many sizes only those from 3,136 on count.
     least = 3136 if max(row["n"] for row in rows) > 16 * 784 else 0
-    rows = [row for row in rows if least <= row["n"] <= 200_704]
-    found: dict[str, dict[str, float]] = {}
-    for quantity in QUANTITIES:
-        for name, power in exponents(rows, quantity).items():
-            found.setdefault(name, {})[quantity] = power
-    return found
+    counted = [row for row in rows if least <= row["n"] <= 200_704]
+    return exponents(counted, *QUANTITIES)
 
 
-QUANTITIES = {
-    "forward_s": "time",
-    "training_s": "f+b time",
-    "forward_bytes": "memory",
-    "training_bytes": "f+b memory",
-}
+def page(content: Row) -> Page:
+    layers = not set(content["titles"]) <= set(OPERATIONS)
+    over_sizes = len({(row["batch"], row["heads"]) for row in content["rows"]}) == 1
+    parts = _by_size(content) if layers and over_sizes else _by_case(content)
+    what = (
+        "Layers for sequences, projections included, with heads of width 32 and m = 49 landmarks "
+        "or what corresponds to them: chunks of 49 tokens and 4 rounds for Reformer, 110 "
+        "features for Performer. The packages are other people's, of the same names."
+        if layers
+        else 'Operations without projections, m = 49 landmarks, d = 32. "x products" is SOFT++\'s '
+        "time divided by that of its large matrix products alone (three forward, nine in all) at "
+        "the rate of a 1024 x 1024 product in the same run."
+    )
+    note = f"""\
+{what} {content["dtype"]} on {content["device"]}. Best of interleaved repeats, forward without and
+training with gradients of all inputs and weights; only ratios within one run carry over to other
+machines. Memory is the peak beyond the inputs, measured in a fresh process."""
+    return Page(f"Attention: {PRESETS[content['preset']].help}", [*parts, Note(note)])
 
 
-def report(content: dict[str, Any], markdown: bool = False) -> str:
-    """A line for each contestant and case; of layers over n, columns for the cases."""
-    if len({(row["batch"], row["heads"]) for row in content["rows"]}) == 1 and _are_layers(content):
-        return over_n(content, markdown)
-    return by_case(content, markdown)
-
-
-def _are_layers(content: dict[str, Any]) -> bool:
-    return not set(content["titles"]) <= set(OPERATIONS)
-
-
-def over_n(content: dict[str, Any], markdown: bool = False) -> str:
-    """Tables of one quantity each: contestants by the number of tokens, and the exponent."""
-    rows = content["rows"]
-    sizes = list(dict.fromkeys(row["n"] for row in rows))
-    parts = []
-    notes: dict[str, str] = {}
-    for key, title, unit in (
-        ("forward_s", "Forward, ms", 1e-3),
-        ("training_s", "Forward and backward, ms", 1e-3),
-        ("forward_bytes", "Memory of forward, MB", 1e6),
-        ("training_bytes", "Memory of forward and backward, MB", 1e6),
-    ):
-        if not any(row.get(key) for row in rows):
+def _by_size(content: Row) -> list[str | Table]:
+    """A table for each quantity: contestants by the number of tokens; ratios to SOFT++'s."""
+    parts: list[str | Table] = []
+    ours = next((name for name in content["titles"] if name in OURS), None)
+    for quantity, (_, heading, unit) in QUANTITIES.items():
+        values = {(row["contestant"], row["n"]): row.get(quantity) for row in content["rows"]}
+        if not any(values.values()):
             continue
-        values = {(row["contestant"], row["n"]): row.get(key) for row in rows}
-        ours = next((name for name in OURS if name in content["titles"]), None)
-        lines = []
-        for name, shown in content["titles"].items():
-            growth = content["exponents"].get(name, {}).get(key)
-            cells = [_cell(values[name, n], unit) for n in sizes]
-            lines.append([shown, *cells, f"{growth:.2f}" if growth else ""])
-        parts += [f"{title}:", "", table(["n", *map(str, sizes), "~ n^"], lines, 1, markdown), ""]
-        if ours:
+        parts += [f"{heading}:", over_n(content, "n", quantity, unit)]
+        if ours is not None:
+            sizes = list(dict.fromkeys(n for _, n in values))
             lines = [
-                [shown, *(_ratio(values[name, n], values[ours, n]) for n in sizes)]
-                for name, shown in content["titles"].items()
+                [title, *(_ratio(values[name, n], values[ours, n]) for n in sizes)]
+                for name, title in content["titles"].items()
                 if name != ours
             ]
-            parts += [f"The same, divided by {content['titles'][ours]}'s:", ""]
-            parts += [table(["n", *map(str, sizes)], lines, 1, markdown), ""]
-    for row in rows:
-        for kind in ("forward", "training"):
-            if f"{kind}_note" in row:
-                title = content["titles"][row["contestant"]]
-                notes.setdefault(f"{title}, {kind}, n = {row['n']}", row[f"{kind}_note"])
-    parts += [f"{what}: {note}" for what, note in notes.items()]
-    return "\n".join(parts).rstrip()
-
-
-def _cell(value: float | None, unit: float) -> str:
-    if value is None:
-        return "-"
-    value /= unit
-    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
+            parts.append(f"The same, divided by {content['titles'][ours]}'s:")
+            parts.append(Table(["n", *map(str, sizes)], lines))
+    why = [*notes(content, "forward_note", ", forward")]
+    why += notes(content, "training_note", ", training")
+    return [*parts, *(["\n".join(why)] if why else [])]
 
 
 def _ratio(value: float | None, own: float | None) -> str:
     return f"{value / own:.2f}" if value and own else "-"
 
 
-def by_case(content: dict[str, Any], markdown: bool = False) -> str:
-    """The table: times in ms, ratios to SOFT++, memory in MB."""
+def _by_case(content: Row) -> list[str | Table]:
+    """A line for each case and contestant: ms, ratios to SOFT++, MB; then how they grow."""
     rows, titles = content["rows"], content["titles"]
     ours = {_case_key(row): row for row in rows if row["contestant"] in OURS}
-    training = any("training_s" in row for row in rows)
+    kinds = [kind for kind in ("forward", "training") if any(f"{kind}_s" in row for row in rows)]
     memory = any("forward_bytes" in row for row in rows)
-    header = ["batch, heads, n", "attention", "ms", "x ours"]
-    header += ["f+b ms", "x ours"] if training else []
-    header += (["MB", "f+b MB"] if training else ["MB"]) if memory else []
+    short = {"forward": "", "training": "f+b "}
+    header = ["batch, heads, n", "attention"]
+    header += [title for kind in kinds for title in (f"{short[kind]}ms", "x ours")]
+    header += [f"{short[kind]}MB" for kind in kinds] if memory else []
     header += ["x products"]
     lines = []
     for row in rows:
-        own = ours.get(_case_key(row), {})
         line = [", ".join(f"{x:,}" for x in _case_key(row)), titles[row["contestant"]]]
         if "forward_note" in row:
             lines.append([*line, row["forward_note"], *[""] * (len(header) - 3)])
             continue
-        for key in ("forward_s", "training_s") if training else ("forward_s",):
-            line += [_cell(row.get(key), 1e-3), _ratio(row.get(key), own.get(key))]
-        if memory:
-            keys = ("forward_bytes", "training_bytes") if training else ("forward_bytes",)
-            line += ["-" if row.get(key) is None else f"{row[key] / 1e6:.1f}" for key in keys]
-        bare = f"{row['forward_s'] / row['products_s']:.2f}"
-        if "training_s" in row:
-            # The backward pass has six products to the forward pass's three.
-            bare += f", {row['training_s'] / (3 * row['products_s']):.2f}"
-        lines.append([*line, bare if row["contestant"] in OURS else ""])
-    text = table(header, lines, 2, markdown)
+        own = ours.get(_case_key(row), {})
+        for kind in kinds:
+            seconds = row.get(f"{kind}_s")
+            line += [significant(seconds, 1e-3), _ratio(seconds, own.get(f"{kind}_s"))]
+        line += [number(row.get(f"{k}_bytes"), 1, 1e6, "-") for k in kinds] if memory else []
+        # The backward pass has six products to the forward pass's three.
+        passes = {"forward_s": 1, "training_s": 3}
+        bare = [f"{row[k] / (n * row['products_s']):.2f}" for k, n in passes.items() if k in row]
+        lines.append([*line, ", ".join(bare) if row["contestant"] in OURS else ""])
     growth = [
-        f"{titles[name]}: " + ", ".join(f"{QUANTITIES[key]} n^{p:.2f}" for key, p in found.items())
+        f"{titles[name]}: "
+        + ", ".join(f"{QUANTITIES[key][0]} n^{p:.2f}" for key, p in found.items())
         for name, found in content["exponents"].items()
     ]
-    return "\n".join([text, *(["", *growth] if growth else [])])
+    return [Table(header, lines, 2), *(["\n".join(growth)] if growth else [])]
 
 
-def _case_key(row: dict[str, Any]) -> tuple[int, int, int]:
+def _case_key(row: Row) -> tuple[int, int, int]:
     return row["batch"], row["heads"], row["n"]
-
-
-def markdown(content: dict[str, Any]) -> str:
-    what = (
-        "Layers for sequences, projections included, with heads of width 32 and m = 49 landmarks "
-        "or what corresponds to them: chunks of 49 tokens and 4 rounds for Reformer, 110 "
-        "features for Performer. The packages are other people's, of the same names."
-        if _are_layers(content)
-        else 'Operations without projections, m = 49 landmarks, d = 32. "x products" is SOFT++\'s '
-        "time divided by that of its large matrix products alone (three forward, nine in all) at "
-        "the rate of a 1024 x 1024 product in the same run."
-    )
-    return f"""\
-# Attention: {PRESETS[content["preset"]].help}
-
-{provenance(content)}
-
-{report(content, markdown=True)}
-
-{what} {content["dtype"]} on {content["device"]}. Best of interleaved repeats, forward without and
-training with gradients of all inputs and weights; only ratios within one run carry over to other
-machines. Memory is the peak beyond the inputs, measured in a fresh process.
-"""
-
-
-def memory_of_one_point(
-    case: Case, name: str, kind: str, setting: Setting, modules: list[str], threads: int
-) -> int:
-    """In a process of its own: what one contestant takes for one case.
-
-    Of several layers the backward pass stops after the last one, which comes first, when all that
-    was kept is still there.
-    """
-    torch.set_num_threads(threads)
-    import_modules(modules)
-    contestant = find(name)
-
-    def call(case: Case) -> Any:
-        ready = contestant.ready(case, setting)
-        if kind == "forward":
-            return ready.forward
-        return ready.train if case.layers == 1 else ready.train_last
-
-    small = Case(1, case.heads, 196, case.m, case.d)
-    call(small)()  # libraries are loaded, buffers of theirs made
-    return peak_memory(call(case), setting.device)

@@ -24,7 +24,7 @@ GNU_DEFAULT = {"GOMP_SPINCOUNT": "300000"}
 
 
 def train(count: int) -> float:
-    """The median of the seconds of a step of softpp_nano on 64 images of 32 x 32."""
+    """Median seconds of a training step of softpp_nano on 64 images of 32 x 32."""
     torch.manual_seed(0)
     model = timm.create_model("softpp_nano", num_classes=10).train()
     optimizer = torch.optim.AdamW(model.parameters())
@@ -42,7 +42,7 @@ def train(count: int) -> float:
 def measure() -> dict[str, float]:
     """Seconds of a step: alone, alone with GNU's default waiting, and beside another process.
 
-    In turns, each in a process of its own; of several rounds the least.
+    They take turns, each in its own process; the best of several rounds counts.
     """
     found: dict[str, list[float]] = {"alone": [], "alone, GNU's default": [], "beside": []}
     for _ in range(ROUNDS):
@@ -58,7 +58,7 @@ def _command(count: int) -> list[str]:
 
 
 def _environment(**settings: str) -> dict[str, str]:
-    """Without what this process has chosen for itself, so that the other chooses anew."""
+    """The environment without this process's choice of waiting, so that the other chooses anew."""
     kept = {name: value for name, value in os.environ.items() if name not in SETTINGS}
     return kept | settings
 
@@ -72,7 +72,7 @@ def _in_process(**settings: str) -> float:
 
 @contextmanager
 def _another_training() -> Iterator[None]:
-    """Another process that trains on one thread."""
+    """Runs another process that trains on one thread."""
     process = subprocess.Popen(
         _command(10**9), env=_environment(OMP_NUM_THREADS="1"), stdout=subprocess.DEVNULL
     )

@@ -1,6 +1,6 @@
-"""What contestants claim to compute, each as its paper writes it: every matrix formed, float64.
+"""What contestants claim to compute, as their papers write it: every matrix formed, float64.
 
-None of it uses the code that is checked, but for the places of landmarks and features.
+The code that is checked is used only for the positions of landmarks and for random features.
 """
 
 import math
@@ -30,9 +30,9 @@ def softmax_free(q: Tensor, v: Tensor, landmarks: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Claim:
-    """A formula of a layer and its queries, keys, values (B, heads, N, d).
+    """A formula of a layer's queries, keys and values (B, heads, N, d).
 
-    options: Of the layer that is checked; at them the method has a closed form.
+    options: Options of the checked layer with which the method has a closed form.
     """
 
     formula: Callable[[Any, Tensor, Tensor, Tensor], Tensor]
@@ -41,7 +41,7 @@ class Claim:
 
 
 def layer_error(name: str) -> float:
-    """How far a layer of the table is from its claim."""
+    """Relative error of one of this package's layers against its claim."""
     claim = LAYERS[name]
     torch.manual_seed(0)
     options = {"num_landmarks": 4, "ratio": 2, "max_size": SIZE} | claim.options
@@ -109,7 +109,7 @@ def random_features(q: Tensor, k: Tensor, v: Tensor, directions: Tensor) -> Tens
 
 
 def _nystromformer(layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """With so many steps that the inverse is the pseudo-inverse."""
+    """With enough steps for the iteration to reach the pseudo-inverse."""
 
     def pooled(x: Tensor) -> Tensor:
         image = x.mT.unflatten(-1, SIZE).flatten(0, 1)
@@ -134,7 +134,7 @@ def nystrom_softmax(
 
 
 def shared_qk(layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """All tokens in reach: keys of length 1, and a token's own score out of the way."""
+    """Every token sees all others: keys have length 1, and a token's own score is masked."""
     scores = q @ F.normalize(q, dim=-1).mT / math.sqrt(q.shape[-1])
     scores.diagonal(dim1=-2, dim2=-1).fill_(-5e4)
     return scores.softmax(-1) @ v
@@ -157,7 +157,7 @@ LAYERS: dict[str, Claim] = {
     "skyformer": Claim(_skyformer),
     "gaussian": Claim(_gaussian),
 }
-"""Of the table."""
+"""Claims of this package's layers."""
 
 
 def _projected(layer: Any, x: Tensor, *projections: nn.Module) -> list[Tensor]:
@@ -201,4 +201,4 @@ PACKAGES: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "performer_pytorch": _performer_package,
     "reformer_pytorch": _reformer_package,
 }
-"""Of other packages, with their weights."""
+"""Claims of other packages' layers, computed with their weights."""

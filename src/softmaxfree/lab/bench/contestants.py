@@ -1,7 +1,7 @@
-"""The attentions that are compared: operations, layers of the table, other packages' layers.
+"""The attentions that are compared: operations, this package's layers, other packages' layers.
 
-Each knows how to get ready for a case, and how to show, on a small input in float64, that it
-computes what it claims: `verify` compares it with a formula that is written down independently.
+Each can show, on a small input in float64, that it computes what it claims: `verify` compares it
+with a formula that is written down independently.
 """
 
 import importlib
@@ -9,10 +9,9 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import UserError
@@ -22,6 +21,17 @@ from ...layers.softmax import SoftmaxAttention
 from ...ops import softmax_free_attention
 from ...testing import AttentionBattery
 from . import claims
+from .operations import (
+    Operation,
+    fused_softmax,
+    plain_softmax,
+    released,
+    released_lean,
+    softpp,
+)
+
+Device = Literal["cpu", "cuda"]
+Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True)
@@ -46,10 +56,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and in what type a contestant computes."""
+    """Device and type that a contestant computes with."""
 
-    device: str = "cpu"
-    dtype: str = "float32"
+    device: Device = "cpu"
+    dtype: Dtype = "float32"
 
     def tensor(self, *shape: int, generator: torch.Generator) -> Tensor:
         x = torch.randn(shape, generator=generator)
@@ -61,13 +71,16 @@ CPU = Setting()
 
 @dataclass(frozen=True)
 class Ready:
-    """A contestant with its input."""
+    """A contestant with its input.
+
+    call: The forward pass.
+    leaves: Tensors that training computes gradients of.
+    last: Those of the last layer.
+    """
 
     call: Callable[[], Tensor]
     leaves: list[Tensor]
-    """What a backward pass computes gradients of."""
     last: list[Tensor]
-    """Those of the last layer, whose backward pass comes when all others are still kept."""
 
     def forward(self) -> None:
         with torch.no_grad():
@@ -77,6 +90,7 @@ class Ready:
         self._backward(self.leaves)
 
     def train_last(self) -> None:
+        """Stops the backward pass after the last layer, when all activations are still kept."""
         self._backward(self.last)
 
     def _backward(self, leaves: list[Tensor]) -> None:
@@ -91,8 +105,7 @@ class Contestant:
     title: As tables show it.
     ready: For a case and a setting.
     error: Its relative error on a small input in float64.
-    tolerance: The largest that passes.
-    package: What has to be installed, if anything.
+    tolerance: The largest error that passes.
     matrices: How many n x n matrices of every head it holds at once, forward and in training.
     """
 
@@ -100,80 +113,20 @@ class Contestant:
     ready: Callable[[Case, Setting], Ready]
     error: Callable[[], float]
     tolerance: float = 1e-8
-    package: str | None = None
     matrices: tuple[int, int] = (0, 0)
 
     def needs(self, case: Case, training: bool) -> int:
-        """Bytes of these matrices in float32; training keeps one of every layer of a case."""
+        """Bytes of these matrices in float32; training keeps one for each layer of a case."""
         if self.matrices == (0, 0):
             return 0
         matrices = self.matrices[1] + case.layers - 1 if training else self.matrices[0]
         return 4 * matrices * case.batch * case.heads * case.n**2
 
 
-# Operations: tokens, values and landmarks (B, heads, ., d), without projections.
-
-Operation = Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
-def softpp(q: Tensor, v: Tensor, landmarks: Tensor) -> Tensor:
-    return softmax_free_attention(q, q, v, landmarks)
-
-
-def released(q: Tensor, v: Tensor, landmarks: Tensor) -> Tensor:
-    """SOFT++ as the released code computes it without its CUDA extension, step by step.
-
-    Squared norms by products with ones, one step size for the whole batch, 20 Newton steps with
-    the gradient through all of them, P A^+ formed first.
-    """
-    return _released(q, v, landmarks, _distances_by_products)
-
-
-def released_lean(q: Tensor, v: Tensor, landmarks: Tensor) -> Tensor:
-    """The same formula with squared norms by sums: what one would write without much thought."""
-    return _released(q, v, landmarks, _distances_by_sums)
-
-
-def _released(q: Tensor, v: Tensor, landmarks: Tensor, distances: Callable[..., Tensor]) -> Tensor:
-    scale = q.shape[-1] ** -0.25
-    q, landmarks = q * scale, landmarks * scale
-    p = torch.exp(distances(q, landmarks.mT) / -2)
-    a = torch.exp(distances(landmarks, landmarks.mT) / -2)
-    identity = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
-    alpha = 2 / a.sum(-1).max() ** 2
-    square = a @ a
-    for _ in range(10):
-        if (identity - alpha * square).abs().sum(-1).max() <= 1.01:
-            break
-        alpha = alpha / 2
-    z = alpha * a
-    for _ in range(20):
-        z = 2 * z - z @ a @ z
-    root = a.sum(-1).rsqrt()
-    z = root.unsqueeze(-1) * z * root.unsqueeze(-2)
-    return (p @ z) @ (p.mT @ v)
-
-
-def _distances_by_products(x: Tensor, y: Tensor) -> Tensor:
-    return x**2 @ torch.ones_like(y) + torch.ones_like(x) @ y**2 - 2 * (x @ y)
-
-
-def _distances_by_sums(x: Tensor, y: Tensor) -> Tensor:
-    return x.square().sum(-1, keepdim=True) + y.square().sum(-2, keepdim=True) - 2 * (x @ y)
-
-
-def fused_softmax(q: Tensor, v: Tensor, landmarks: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(q, q, v)
-
-
-def plain_softmax(q: Tensor, v: Tensor, landmarks: Tensor) -> Tensor:
-    return (q @ q.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
-
-
 def operation(
     title: str, function: Operation, claim: Operation, matrices: tuple[int, int] = (0, 0)
 ) -> Contestant:
-    """A function of tokens, values and landmarks, of which there are evenly spaced ones."""
+    """A function of tokens, values and evenly spaced landmarks."""
 
     def ready(case: Case, setting: Setting) -> Ready:
         generator = torch.Generator().manual_seed(0)
@@ -207,10 +160,14 @@ OPERATIONS: dict[str, Contestant] = {
 
 # Layers: tokens (B, n, dim), projections included.
 
+Build = Callable[[Case], nn.Module]
 
-def _layers(case: Case, setting: Setting, build: Callable[[], nn.Module]) -> Ready:
+
+def _ready_layers(build: Build, case: Case, setting: Setting) -> Ready:
+    """One layer, or several with residual connections."""
     torch.manual_seed(0)
-    layers = [build().to(setting.device, getattr(torch, setting.dtype)) for _ in range(case.layers)]
+    dtype = getattr(torch, setting.dtype)
+    layers = [build(case).to(setting.device, dtype) for _ in range(case.layers)]
     generator = torch.Generator().manual_seed(0)
     x = setting.tensor(case.batch, case.n, case.dim, generator=generator).requires_grad_()
 
@@ -238,19 +195,19 @@ TITLES = {
     "skyformer": "Skyformer",
     "gaussian": "Gaussian, exact",
 }
-"""Of the table's attentions, as tables show them."""
+"""This package's attentions, as tables show them."""
 
 
 def own_layer(name: str) -> Contestant:
-    """The attention of that name, for sequences, with as many landmarks as landmarks."""
+    """A registered attention for sequences, with m landmarks or what corresponds to them."""
 
-    def ready(case: Case, setting: Setting) -> Ready:
-        build = partial(
-            build_attention, name, case.dim, case.heads, ndim=1, ratio=max(1, case.n // case.m),
+    def build(case: Case) -> nn.Module:
+        return build_attention(
+            name, case.dim, case.heads, ndim=1, ratio=max(1, case.n // case.m),
             max_size=(case.n,), bucket=case.m,
         )  # fmt: skip
-        return _layers(case, setting, build)
 
+    ready = partial(_ready_layers, build)
     if name not in claims.LAYERS:
         return Contestant(name, ready, partial(_battery_error, name))
     return Contestant(
@@ -263,7 +220,7 @@ def own_layer(name: str) -> Contestant:
 
 
 def _battery_error(name: str) -> float:
-    """0 if an attention of somebody's own passes the tests that need no formula of it."""
+    """0 if a user's attention passes the tests that need no formula of it."""
     battery = type("Battery", (AttentionBattery,), {"name": name})()
     battery.test_values_enter_linearly()
     battery.test_batch_mates_change_nothing()
@@ -278,61 +235,67 @@ class PlainSoftmax(SoftmaxAttention):
         return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
 
 
-def plain_transformer() -> Contestant:
-    def build(case: Case) -> nn.Module:
-        return PlainSoftmax(case.dim, case.heads, ndim=1, tie_qk=False)
-
-    def ready(case: Case, setting: Setting) -> Ready:
-        return _layers(case, setting, lambda: build(case))
-
-    def error() -> float:
-        torch.manual_seed(0)
-        layer = build(Case(1, 2, 32, d=8)).double()
-        fused = SoftmaxAttention(16, 2, ndim=1, tie_qk=False).double()
-        fused.load_state_dict(layer.state_dict())
-        x = torch.randn(1, 32, 16, dtype=torch.float64)
-        return claims.relative_error(layer(x), fused(x))
-
-    return Contestant("Transformer, plain", ready, error, matrices=(2, 3))
+def _plain_transformer(case: Case) -> nn.Module:
+    return PlainSoftmax(case.dim, case.heads, ndim=1, tie_qk=False)
 
 
-def pooled_reduction() -> Contestant:
+def _plain_error() -> float:
+    torch.manual_seed(0)
+    layer = _plain_transformer(Case(1, 2, 32, d=8)).double()
+    fused = SoftmaxAttention(16, 2, ndim=1, tie_qk=False).double()
+    fused.load_state_dict(layer.state_dict())
+    x = torch.randn(1, 32, 16, dtype=torch.float64)
+    return claims.relative_error(layer(x), fused(x))
+
+
+def _pooled_reduction(case: Case) -> nn.Module:
     """Spatial reduction in PVTv2's linear form: of averages, whose projections cost little."""
-
-    def ready(case: Case, setting: Setting) -> Ready:
-        build = partial(
-            build_attention, "spatial_reduction", case.dim, case.heads, ndim=1, ratio=1,
-            num_landmarks=case.m,
-        )  # fmt: skip
-        return _layers(case, setting, build)
-
-    error = partial(claims.layer_error, "spatial_reduction")
-    return Contestant("spatial reduction, pooled", ready, error)
+    return build_attention(
+        "spatial_reduction", case.dim, case.heads, ndim=1, ratio=1, num_landmarks=case.m
+    )
 
 
-def package(
-    title: str, module: str, build: Callable[[Any, Case], nn.Module], claim: str
-) -> Contestant:
+VARIANTS: dict[str, Contestant] = {
+    "softmax_plain": Contestant(
+        "Transformer, plain",
+        partial(_ready_layers, _plain_transformer),
+        _plain_error,
+        matrices=(2, 3),
+    ),
+    "spatial_reduction_pooled": Contestant(
+        "spatial reduction, pooled",
+        partial(_ready_layers, _pooled_reduction),
+        partial(claims.layer_error, "spatial_reduction"),
+    ),
+}
+"""Layers of this package in another form."""
+
+
+def package(title: str, module: str, build: Callable[[Any, Case], nn.Module]) -> Contestant:
     """A layer of another package, which is imported when it is needed."""
 
-    def ready(case: Case, setting: Setting) -> Ready:
-        found = _imported(module)
-        return _layers(case, setting, lambda: build(found, case))
+    def imported(case: Case) -> nn.Module:
+        return build(_imported(title, module), case)
 
     def error() -> float:
         torch.manual_seed(0)
         case = Case(1, 1, 32, m=8, d=8)
-        layer = build(_imported(module), case).double().eval()
+        layer = imported(case).double().eval()
         x = torch.randn(1, case.n, case.dim, dtype=torch.float64)
-        return claims.relative_error(layer(x), claims.PACKAGES[claim](layer, x))
+        return claims.relative_error(layer(x), claims.PACKAGES[module](layer, x))
 
-    return Contestant(title, ready, error, package=module)
+    return Contestant(title, partial(_ready_layers, imported), error)
 
 
-def _imported(module: str) -> Any:
-    with warnings.catch_warnings():  # performer-pytorch's use of distutils
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return importlib.import_module(module)
+def _imported(title: str, module: str) -> Any:
+    try:
+        with warnings.catch_warnings():  # performer-pytorch imports distutils
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return importlib.import_module(module)
+    except ModuleNotFoundError:
+        raise UserError(
+            f"{title} is not installed; install it with: pip install 'softmaxfree[peers]'"
+        ) from None
 
 
 def _linformer(linformer: Any, case: Case) -> nn.Module:
@@ -350,7 +313,7 @@ def _performer(performer_pytorch: Any, case: Case) -> nn.Module:
 
 
 def _reformer(reformer_pytorch: Any, case: Case) -> nn.Module:
-    # As many rounds as the attention of the table; one where a formula checks it.
+    # As many rounds as this package's Reformer; one where a formula checks it.
     rounds = 4 if case.heads > 1 else 1
     bucket = case.m if case.heads > 1 else case.n // 2
     return reformer_pytorch.LSHSelfAttention(
@@ -358,67 +321,66 @@ def _reformer(reformer_pytorch: Any, case: Case) -> nn.Module:
     )
 
 
-VARIANTS: dict[str, Contestant] = {
-    "softmax_plain": plain_transformer(),
-    "spatial_reduction_pooled": pooled_reduction(),
-}
-"""Layers of the table in another form."""
-
 PACKAGES: dict[str, Contestant] = {
-    "linformer_package": package("linformer, package", "linformer", _linformer, "linformer"),
-    "nystrom_attention": package(
-        "nystrom-attention, package", "nystrom_attention", _nystrom, "nystrom_attention"
-    ),
-    "performer_pytorch": package(
-        "performer-pytorch, package", "performer_pytorch", _performer, "performer_pytorch"
-    ),
-    "reformer_pytorch": package(
-        "reformer-pytorch, package", "reformer_pytorch", _reformer, "reformer_pytorch"
-    ),
+    "linformer_package": package("linformer, package", "linformer", _linformer),
+    "nystrom_attention": package("nystrom-attention, package", "nystrom_attention", _nystrom),
+    "performer_pytorch": package("performer-pytorch, package", "performer_pytorch", _performer),
+    "reformer_pytorch": package("reformer-pytorch, package", "reformer_pytorch", _reformer),
 }
-
 
 RELEASED = "released"
-"""The name under which models know the released formula: measured by itself only."""
+"""The name under which models know the released formula; it is not measured as a layer."""
 
 
 def layer_names() -> list[str]:
-    """The attentions of the table, those that were registered included."""
+    """All registered attentions, those of users included."""
     return [name for name in ATTENTIONS if name != RELEASED]
 
 
 def find(name: str) -> Contestant:
-    """A contestant by its name; refuses one that is not there, or that is not installed."""
-    if name in OPERATIONS:
-        return OPERATIONS[name]
+    """A contestant by its name; raises UserError for an unknown one."""
     if name in ATTENTIONS:
         return own_layer(name)
-    if name in VARIANTS:
-        return VARIANTS[name]
-    if name not in PACKAGES:
-        known = ", ".join([*ATTENTIONS, *VARIANTS, *PACKAGES, *OPERATIONS])
+    others = VARIANTS | PACKAGES | OPERATIONS
+    if name not in others:
+        known = ", ".join([*ATTENTIONS, *others])
         raise UserError(f"unknown contestant {name!r}; choose among {known}")
-    contestant = PACKAGES[name]
-    try:
-        _imported(str(contestant.package))
-    except ModuleNotFoundError:
-        raise UserError(
-            f"{contestant.title} is not installed; install it with: "
-            "pip install 'softmaxfree[peers]'"
-        ) from None
-    return contestant
+    return others[name]
 
 
 def verify(names: list[str]) -> None:
-    """Every contestant computes what it claims, or nothing is measured."""
+    """Raises RuntimeError if a contestant does not compute what it claims."""
     for name in names:
         contestant = find(name)
         try:
             error = contestant.error()
         except AssertionError as failure:
             raise RuntimeError(
-                f"{contestant.title} does not keep what attentions must: {failure}; "
-                "softmaxfree.testing.AttentionBattery has the tests"
+                f"{contestant.title} fails a test that every attention must pass: {failure}; "
+                "see softmaxfree.testing.AttentionBattery"
             ) from failure
         if not error <= contestant.tolerance:
             raise RuntimeError(f"{contestant.title} does not compute what it should: {error:.1e}")
+
+
+def verified(names: list[str] | None) -> list[str]:
+    """The contestants of a benchmark, all layers if none are named, once they are verified."""
+    names = names or [*layer_names(), *VARIANTS, *PACKAGES]
+    verify(names)
+    return names
+
+
+def prepare(name: str, case: Case, kind: str, setting: Setting) -> Callable[[], object]:
+    """The call that is measured: `forward`, or `training` with a backward pass.
+
+    The backward pass through several layers stops after the last one, when memory is largest.
+    """
+
+    def call(case: Case) -> Callable[[], None]:
+        ready = find(name).ready(case, setting)
+        if kind == "forward":
+            return ready.forward
+        return ready.train if case.layers == 1 else ready.train_last
+
+    call(Case(1, case.heads, 196, case.m, case.d))()  # loads libraries and their buffers
+    return call(case)

@@ -1,6 +1,5 @@
 """`softmaxfree bench detection`: detectors on one large image, and their sizes in the paper."""
 
-from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,68 +7,37 @@ from typing import Any
 import timm
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from ...environment import command_line
 from ...models.cost import Cost, cost_of
 from ...models.detectors import build_detector
-from ..results import provenance, result, table, write
-from .family import PAPER as BACKBONES
-from .image import SWIN, Entry, measure, parameters_of
-from .image import report as report_rows
+from ..paper import BACKBONES, DETECTION
+from ..results import Note, Page, Table, number, publish, result
+from .image import SWIN, image_table, parameters_of
+from .runner import Entry, Plan, Row, measure_in_turns, start
 
 SIZE = (800, 1333)
 CLASSES = 80
 REPEATS = 2
 
-
-@dataclass(frozen=True)
-class Contestant:
-    """A detector on a backbone, by timm's name and options of it."""
-
-    title: str
-    detector: str
-    backbone: str
-    options: dict[str, Any] = field(default_factory=dict)
-
-    def build(self, size: tuple[int, int]) -> nn.Module:
-        """For images of that size, which it leaves as they are but for the padding."""
-        torch.manual_seed(0)
-        return build_detector(
-            self.detector,
-            CLASSES,
-            self.backbone,
-            options=self.options,
-            min_size=min(size),
-            max_size=max(size),
-        ).eval()
-
-
 DETECTORS = {"retinanet": "RetinaNet", "mask_rcnn": "Mask R-CNN"}
-CONTESTANTS = [
-    Contestant(title, detector, backbone, options)
-    for detector in DETECTORS
-    for title, backbone, options in (
-        ("softpp_tiny, 49 tokens", "softpp_tiny", {"num_landmarks": 49}),
-        ("softpp_small, 49 tokens", "softpp_small", {"num_landmarks": 49}),
-        ("softpp_small", "softpp_small", {}),
-        (SWIN, "swin_tiny_patch4_window7_224", {}),
-        ("PVTv2-B1", "pvt_v2_b1", {}),
-        ("PVTv2-B2", "pvt_v2_b2", {}),
-    )
+BODIES: list[tuple[str, str, dict[str, Any]]] = [
+    ("softpp_tiny, 49 landmarks", "softpp_tiny", {"num_landmarks": 49}),
+    ("softpp_small, 49 landmarks", "softpp_small", {"num_landmarks": 49}),
+    ("softpp_small", "softpp_small", {}),
+    (SWIN, "swin_tiny_patch4_window7_224", {}),
+    ("PVTv2-B1", "pvt_v2_b1", {}),
+    ("PVTv2-B2", "pvt_v2_b2", {}),
 ]
-
-PAPER = {
-    "retinanet": {"tiny_fudan": 23, "tiny": 23, "small": 38, "medium": 59, "large": 98},
-    "mask_rcnn": {"tiny_fudan": 32, "tiny": 32, "small": 48, "medium": 69, "large": 106},
-}
-"""Millions of parameters that the paper prints, by the end of a variant's name."""
+"""Title, backbone and options of every detector that is measured."""
 
 NOTES = f"""\
 Best of {REPEATS} interleaved repeats, float32. "/ Swin-T" is the time as a multiple of that of the
 same detector on Swin-T: below 1 is faster. Only such ratios carry over to other machines.
 Multiply-adds are those of the whole forward pass; "inverse" is the part of them that inverts
 landmark matrices. MB is the peak of a fresh process, libraries and weights included. Without
-"49 tokens" the number of landmarks grows with the image.
+"49 landmarks" the number of landmarks grows with the image.
 
 Weights are untrained. Mask R-CNN sorts its proposals, suppresses those that overlap and passes
 1,000 of them through its box head: that is in the numbers. No class's score reaches the detectors'
@@ -87,113 +55,120 @@ which a detector does not use and which is not built here: with it five of the e
 the paper's within rounding, and the others within 1.3 M."""
 
 
-def run(threads: int, out: Path) -> dict[str, Any]:
-    """Measures all contestants in turns; writes JSON, CSV and Markdown; prints the tables."""
+def bench_detection(threads: int = 1, out: Path = Path("results")) -> Row:
+    """Measure detectors on one image of 800 x 1333 pixels (7 minutes).
+
+    RetinaNet and Mask R-CNN on SOFT++, Swin-T and PVTv2, with untrained weights: parameters,
+    multiply-adds, time in turns, memory of a fresh process; and their sizes beside the paper's.
+    One image takes 7 to 16 seconds, and each detector passes four. Prints tables and writes them
+    as JSON, CSV and Markdown.
+
+    Args:
+        threads: Threads to compute with; ratios are most reliable with 1.
+        out: Folder for the results.
+    """
+    start(threads)
     entries = [
         Entry(
-            {**asdict(contestant), "size": list(SIZE)},
-            build=partial(contestant.build, SIZE),
-            image=partial(image, SIZE),
-            infer=_objects,
-            cost=_cost,
+            {"title": title, "detector": name, "backbone": body, "options": options}
+            | {"size": list(SIZE)},
+            partial(prepare_detector, name, body, options, SIZE),
+            cost_of_detecting,
         )
-        for contestant in CONTESTANTS
+        for name in DETECTORS
+        for title, body, options in BODIES
     ]
-    rows = measure(entries, "detection", threads, REPEATS)
-    content = result(command_line(), rows, parameters=sizes())
-    stem = out / "detection"
-    write(stem, content, markdown(content))
-    print(f"{report(content)}\n\n{report_sizes(content)}")
-    print(f"\nwritten: {stem}.json, .csv and .md")
-    return content
+    measure_in_turns(entries, "inference", Plan(REPEATS, memory="process"))
+    content = result(command_line(), [entry.row for entry in entries], parameters=sizes())
+    return publish(out / "detection", content, page)
+
+
+def build(name: str, backbone: str, options: dict[str, Any], size: tuple[int, int]) -> nn.Module:
+    """A detector that leaves images of that size as they are, except for padding."""
+    torch.manual_seed(0)
+    low, high = min(size), max(size)
+    detector = build_detector(name, CLASSES, backbone, options=options, min_size=low, max_size=high)
+    return detector.eval()
 
 
 def image(size: tuple[int, int]) -> Tensor:
-    """Noise in [0, 1], the same whenever asked for."""
+    """Noise in [0, 1], always the same."""
     return torch.rand(3, *size, generator=torch.Generator().manual_seed(0))
 
 
-def detect(model: nn.Module, picture: Tensor) -> int:
+def detect(model: nn.Module, picture: Tensor) -> Row:
     """How many objects the model finds on an image (3, H, W)."""
     with torch.no_grad():
         (found,) = model([picture])
-    return len(found["boxes"])
+    return {"objects": len(found["boxes"])}
 
 
-def _objects(model: nn.Module, picture: Tensor) -> dict[str, Any]:
-    return {"objects": detect(model, picture)}
+def prepare_detector(
+    name: str, backbone: str, options: dict[str, Any], size: tuple[int, int]
+) -> partial[Row]:
+    return partial(detect, build(name, backbone, options, size), image(size))
 
 
-def _cost(model: nn.Module, picture: Tensor) -> Cost:
+def cost_of_detecting(call: partial[Row]) -> Cost:
+    model, picture = call.args
     return cost_of(model, [picture])
 
 
-def sizes() -> list[dict[str, Any]]:
+def sizes() -> list[Row]:
     """Parameters of the detectors, and of their backbones with the classifier and without it."""
+    printed = [
+        (detector, backbone, row.parameters_m)
+        for detector, rows in DETECTION.items()
+        for size, row in rows.items()
+        for backbone in ([f"{size}_fudan", size] if size == "softpp_tiny" else [size])
+    ]
     rows = []
-    with torch.device("meta"):
-        for detector, printed in PAPER.items():
-            for size, paper in printed.items():
-                backbone = f"softpp_{size}"
-                model = build_detector(detector, CLASSES, backbone)
-                rows.append(
-                    {
-                        "detector": detector,
-                        "backbone": backbone,
-                        "parameters": parameters_of(model),
-                        "paper_m": paper,
-                        "body": parameters_of(model.backbone.body),  # type: ignore[union-attr,arg-type]
-                        "classification": parameters_of(timm.create_model(backbone)),
-                        "paper_classification_m": BACKBONES[size][0],
-                    }
-                )
+    for detector, backbone, paper in tqdm(printed, desc="counting", unit="model", leave=False):
+        with torch.device("meta"):
+            model = build_detector(detector, CLASSES, backbone)
+            classifier = timm.create_model(backbone)
+        rows.append(
+            {
+                "detector": detector,
+                "backbone": backbone,
+                "parameters": parameters_of(model),
+                "paper_m": paper,
+                "body": parameters_of(model.backbone.body),  # type: ignore[union-attr,arg-type]
+                "classification": parameters_of(classifier),
+                "paper_classification_m": BACKBONES[backbone].parameters_m,
+            }
+        )
     return rows
 
 
-def report(content: dict[str, Any], markdown: bool = False) -> str:
-    return report_rows(content["rows"], "detector", DETECTORS, markdown)
+def size_table(rows: list[Row]) -> Table:
+    lines = []
+    for row in rows:
+        rest = row["parameters"] - row["body"]
+        lines.append(
+            [
+                DETECTORS[row["detector"]],
+                row["backbone"],
+                number(row["parameters"], 2, 1e6),
+                str(row["paper_m"]),
+                number(row["body"], 2, 1e6),
+                number(rest, 2, 1e6),
+                f"{row['paper_m'] - row['paper_classification_m']:g}",
+                number(rest + row["classification"], 2, 1e6),
+            ]
+        )
+    header = ["detector", "backbone", "M params", "paper", "body", "rest", "paper"]
+    return Table([*header, "with classifier"], lines, 2)
 
 
-def report_sizes(content: dict[str, Any], markdown: bool = False) -> str:
-    header = [
-        "detector",
-        "backbone",
-        "M params",
-        "paper",
-        "body",
-        "rest",
-        "paper",
-        "with classifier",
-    ]
-    lines = [
+def page(content: Row) -> Page:
+    return Page(
+        f"Detection: one image of {SIZE[0]} x {SIZE[1]} pixels",
         [
-            DETECTORS[row["detector"]],
-            row["backbone"],
-            f"{row['parameters'] / 1e6:.2f}",
-            str(row["paper_m"]),
-            f"{row['body'] / 1e6:.2f}",
-            f"{(row['parameters'] - row['body']) / 1e6:.2f}",
-            f"{row['paper_m'] - row['paper_classification_m']:g}",
-            f"{(row['parameters'] - row['body'] + row['classification']) / 1e6:.2f}",
-        ]
-        for row in content["parameters"]
-    ]
-    return table(header, lines, 2, markdown)
-
-
-def markdown(content: dict[str, Any]) -> str:
-    return f"""\
-# Detection: one image of {SIZE[0]} x {SIZE[1]} pixels
-
-{provenance(content)}
-
-{report(content, markdown=True)}
-
-{NOTES}
-
-## Parameters beside the paper's
-
-{report_sizes(content, markdown=True)}
-
-{NOTES_ON_SIZES}
-"""
+            image_table(content["rows"], "detector", DETECTORS),
+            Note(NOTES),
+            Note("## Parameters beside the paper's"),
+            size_table(content["parameters"]),
+            Note(NOTES_ON_SIZES),
+        ],
+    )

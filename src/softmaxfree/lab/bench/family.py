@@ -9,31 +9,12 @@ from tqdm import tqdm
 from ...environment import command_line
 from ...layers.attention import SoftmaxFreeAttention
 from ...models.cost import cost
-from ..results import provenance, result, table, write
+from ..paper import BACKBONES, LANDMARKS, SAMPLERS
+from ..results import Page, Table, number, publish, result
+from .runner import Row
 
-Figures = tuple[float | None, float | None]
-"""Millions of parameters and G multiply-adds at 224 x 224, as printed in the paper."""
-
-PAPER: dict[str, Figures] = {
-    "tiny": (13, 1.9),
-    "small": (27, 4.5),
-    "medium": (48, 8.7),
-    "large": (85, 15.4),
-    "tiny_fudan": (13, 1.9),
-}
-"""By the end of a variant's name."""
-
-ABLATIONS: list[tuple[dict[str, Any], Figures]] = [
-    ({"sampler": "conv"}, (13.07, 2.0)),
-    ({"sampler": "random"}, (12.96, 1.9)),
-    ({"sampler": "biased"}, (12.96, 1.9)),
-    ({"sampler": "avg"}, (12.96, 1.9)),
-    ({"num_landmarks": 36}, (None, 1.9)),
-    ({"num_landmarks": 49}, (None, 1.9)),
-    ({"num_landmarks": 64}, (None, 2.0)),
-    ({"num_landmarks": 81}, (None, 2.1)),
-]
-"""Of the released tiny: the paper's tables of sampling methods and of landmarks."""
+ABLATED = "soft_tiny_fudan"
+"""The model of the paper's ablations."""
 
 NOTES = """\
 G multiply-adds are those of one image, without the inverses of the landmark matrices, as the
@@ -46,50 +27,47 @@ tiny: the table's depths (2, 2, 5, 2) make 14.9 M. The 13 M and 1.9 G of the pap
   the released tiny (1, 2, 3, 2): tiny_fudan.
 fudan: as the authors' code builds them, with softmax in stage 4. Their README's 24 M and 3.3 G
   for small are of depths (1, 3, 7, 4), which the code does not build. The paper has no others.
-sampler, tokens: the paper's ablations, on the released tiny.
+sampler, num_landmarks: the paper's ablations, on the released tiny.
 nano, vit: have no figures in the paper. nano is measured at 32 x 32. softx is not in it: SOFT++
   with what gained in short runs at equal cost.
 SOFT and SOFT++ differ in nothing that is counted here but the inverse of the fudan models."""
 
 
-def run(out: Path | None) -> dict[str, Any]:
-    """Measures every variant, prints the table, and writes it where asked to."""
-    names = sorted(filter(_is_ours, timm.list_models("soft*")), key=_order)
-    variants: list[tuple[str, dict[str, Any], Figures]] = [
-        (name, {}, PAPER.get(name.split("_", 1)[1], (None, None))) for name in names
+def list_models(out: Path | None = None) -> Row:
+    """List every backbone: parameters and multiply-adds, beside the paper's figures.
+
+    Prints a table and, with --out, writes it as JSON, CSV and Markdown.
+
+    Args:
+        out: Folder for the results; printed only if not given.
+    """
+    rows = [
+        _row(name, arguments, paper)
+        for name, arguments, paper in tqdm(_variants(), desc="models", unit="model", leave=False)
     ]
-    variants += [("soft_tiny_fudan", arguments, paper) for arguments, paper in ABLATIONS]
-    rows = []
-    for name, arguments, paper in tqdm(variants, desc="models", unit="model", leave=False):
-        model = timm.create_model(name, **arguments)
-        found = cost(model, *model.default_cfg["input_size"])
-        (inverse,) = {
-            module.inverse for module in model.modules() if isinstance(module, SoftmaxFreeAttention)
-        }
-        rows.append(
-            {
-                "model": name,
-                "arguments": arguments,
-                "inverse": inverse,
-                "parameters": found.parameters,
-                "paper_parameters_m": paper[0],
-                "multiply_adds": found.multiply_adds,
-                "inverse_multiply_adds": found.inverse,
-                "paper_multiply_adds_g": paper[1],
-                "input_size": list(model.default_cfg["input_size"]),
-            }
-        )
     content = result(command_line(), rows)
-    print(report(content))
-    print(f"\n{NOTES}")
     if out is not None:
-        write(out / "models", content, markdown(content))
-        print(f"\nwritten: {out}/models.json, .csv and .md")
+        return publish(out / "models", content, page)
+    print(page(content).printed())
     return content
 
 
-def _is_ours(name: str) -> bool:
-    return timm.model_entrypoint(name).__module__.startswith("softmaxfree.")
+def _variants() -> list[tuple[str, dict[str, Any], Row]]:
+    """Names and arguments, with the paper's row where there is one."""
+    ours = [
+        name
+        for name in timm.list_models("soft*")
+        if timm.model_entrypoint(name).__module__.startswith("softmaxfree.")
+    ]
+    printed = {name: row._asdict() for name, row in BACKBONES.items()}
+    ablations: list[tuple[dict[str, Any], Row]] = [
+        *(({"sampler": name}, row) for name, row in SAMPLERS.items()),
+        *(({"num_landmarks": m}, row) for m, row in LANDMARKS.items()),
+    ]
+    return [
+        *((name, {}, printed.get(name, {})) for name in sorted(ours, key=_order)),
+        *((ABLATED, arguments, row) for arguments, row in ablations),
+    ]
 
 
 def _order(name: str) -> tuple[bool, int, str]:
@@ -99,34 +77,39 @@ def _order(name: str) -> tuple[bool, int, str]:
     return "fudan" in rest, sizes.index(size), name
 
 
-def report(content: dict[str, Any], markdown: bool = False) -> str:
+def _row(name: str, arguments: dict[str, Any], paper: Row) -> Row:
+    model = timm.create_model(name, **arguments)
+    found = cost(model, *model.default_cfg["input_size"])
+    (inverse,) = {x.inverse for x in model.modules() if isinstance(x, SoftmaxFreeAttention)}
+    return {
+        "model": name,
+        "arguments": arguments,
+        "inverse": inverse,
+        "parameters": found.parameters,
+        "paper_parameters_m": paper.get("parameters_m"),
+        "multiply_adds": found.multiply_adds,
+        "inverse_multiply_adds": found.inverse,
+        "paper_multiply_adds_g": paper.get("multiply_adds_g"),
+        "input_size": list(model.default_cfg["input_size"]),
+    }
+
+
+def page(content: Row) -> Page:
     header = ["model", "inverse", "params M", "paper", "G mult-adds", "with inverse", "paper"]
     lines = [
         [
             ", ".join([row["model"], *(f"{k}={v}" for k, v in row["arguments"].items())]),
             row["inverse"],
-            f"{row['parameters'] / 1e6:.2f}",
-            _number(row["paper_parameters_m"]),
-            f"{(row['multiply_adds'] - row['inverse_multiply_adds']) / 1e9:.3f}",
-            f"{row['multiply_adds'] / 1e9:.3f}",
-            _number(row["paper_multiply_adds_g"]),
+            number(row["parameters"], 2, 1e6),
+            _as_printed(row["paper_parameters_m"]),
+            number(row["multiply_adds"] - row["inverse_multiply_adds"], 3, 1e9),
+            number(row["multiply_adds"], 3, 1e9),
+            _as_printed(row["paper_multiply_adds_g"]),
         ]
         for row in content["rows"]
     ]
-    return table(header, lines, 2, markdown)
+    return Page("Models", [Table(header, lines, 2), NOTES])
 
 
-def _number(value: float | None) -> str:
+def _as_printed(value: float | None) -> str:
     return "" if value is None else f"{value:g}"
-
-
-def markdown(content: dict[str, Any]) -> str:
-    return f"""\
-# Models
-
-{provenance(content)}
-
-{report(content, markdown=True)}
-
-{NOTES}
-"""

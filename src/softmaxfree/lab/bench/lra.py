@@ -4,36 +4,32 @@ import json
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
-import yaml
-
-from ...data.sequences import open_sequences
 from ...environment import command_line
 from ...errors import UserError
 from ...files import recipe
-from ...imports import import_modules
+from ...imports import Names, import_modules, listed, needs
 from ...layers.registry import attention_class
-from ..results import provenance, result, table, write
+from ..measure import check_machine
+from ..paper import LRA
+from ..results import Note, Page, Table, number, publish, result
+from .runner import Row
 from .trained import TrainedRun, config, train_all
 
-PAPER = {
-    "softmax": {"listops": 37.10, "text": 65.02, "retrieval": 79.35, "image": 38.20},
-    "reformer": {"listops": 19.05, "text": 64.88, "retrieval": 78.64, "image": 43.29},
-    "linformer": {"listops": 37.25, "text": 55.91, "retrieval": 79.37, "image": 37.84},
-    "performer": {"listops": 18.80, "text": 63.81, "retrieval": 78.62, "image": 37.07},
-    "nystromformer": {"listops": 37.15, "text": 65.52, "retrieval": 79.56, "image": 41.58},
-    "soft": {"listops": 37.40, "text": 63.49, "retrieval": 81.77, "image": 46.91},
-}
-"""Accuracies in per cent of its table, without pathfinder, which it left out."""
+with needs("train"):
+    import yaml
+
+    from ...data.sequences import open_sequences
 
 TASKS = ("listops", "text", "retrieval", "image", "pathfinder")
 SHORT = ("listops", "text", "image")
-"""Those that there are short runs of."""
+"""Tasks with short runs."""
 
 _OF_THE_TRAINER = ("precision", "gradient_clip_val", "accumulate_grad_batches")
 _MAY_DIFFER = {"attention", "options", "seed", "eval_batch_size", "num_workers"}
-"""Between runs that are compared: what is compared, and what has no part in learning."""
+"""Settings that may differ between compared runs: the contestants, and what does not affect
+learning."""
 
 
 def lra_run(
@@ -52,59 +48,77 @@ def lra_run(
     )
 
 
-def run(
-    tasks: list[str],
-    attentions: list[str],
-    seeds: list[int],
-    short: bool,
-    workers: int,
-    threads: int,
-    runs: Path,
-    out: Path,
-    modules: list[str],
-    arguments: list[str],
-) -> dict[str, Any]:
-    """Trains what is not yet trained; writes JSON, CSV and Markdown; prints the tables.
+def bench_lra(
+    tasks: list[Literal["listops", "text", "retrieval", "image", "pathfinder"]] | None = None,
+    contestants: list[str] | None = None,
+    seeds: list[int] | None = None,
+    short: bool = False,
+    workers: int = 1,
+    threads: int = 1,
+    runs: Path = Path("runs/lra"),
+    out: Path = Path("results"),
+    modules: Names = None,
+    fit: list[str] | None = None,
+) -> Row:
+    """Train tasks of the Long Range Arena with several attentions, and print the paper's table.
 
-    The tables are of all runs in the folder, those of earlier commands too.
+    Each run follows its recipe in recipes/lra. An interrupted command continues where it was. The
+    tables cover all runs in the folder, those of earlier commands too: accuracy beside the
+    paper's, time and memory of a step. They are written as JSON, CSV and Markdown.
+
+    Args:
+        tasks: Such as [text,image]; the paper's four if not given, or those with short runs.
+        contestants: Names of attentions, such as [softpp,softmax]; soft, softpp and the paper's
+            peers if not given.
+        seeds: One run for each; [0] if not given.
+        short: Runs of minutes on a CPU in place of the benchmark's hours on a GPU, for listops,
+            text and image: fewer steps, shorter sequences, a higher learning rate.
+        workers: Runs at a time.
+        threads: Threads that each run computes with.
+        runs: Folder of the runs.
+        out: Folder for the results.
+        modules: Python modules to import first, which register attentions of your own.
+        fit: Further arguments of `softmaxfree fit` for all runs, such as
+            ["--model.options.num_landmarks=128"].
     """
+    check_machine(threads)
+    if workers < 1:
+        raise UserError(f"--workers must be at least 1, got {workers}")
     import_modules(modules)
-    for attention in attentions:
-        attention_class(attention)  # refuses one that is not there
-    if short and (others := [task for task in tasks if task not in SHORT]):
+    names = contestants or ["softpp", *LRA]
+    for name in names:
+        attention_class(name)  # raises UserError for an unknown one
+    chosen: list[str] = [*(tasks or [])] or [
+        task for task in (SHORT if short else TASKS) if task in LRA["soft"]
+    ]
+    if short and (others := [task for task in chosen if task not in SHORT]):
         raise UserError(
             f"there are no short runs of {', '.join(others)}, but of {', '.join(SHORT)}: "
             "leave out --short, or the task"
         )
-    if modules:
-        arguments = [*arguments, f"--modules=[{','.join(modules)}]"]
+    arguments = [*(fit or []), *([f"--modules=[{','.join(listed(modules))}]"] if modules else [])]
     cells = {
-        (seed, task, attention): lra_run(runs, task, attention, seed, short, arguments)
-        for seed in seeds
-        for task in tasks
-        for attention in attentions
+        (seed, task, name): lra_run(runs, task, name, seed, short, arguments)
+        for seed in seeds or [0]
+        for task in chosen
+        for name in names
     }
     if not any(argument.startswith("--data.root") for argument in arguments):
         check_data({task for (_, task, _), cell in cells.items() if "scores" not in cell.told()})
     train_all([*cells.values()], workers, threads, "bench lra")
-    content = result(command_line(), rows_in(runs))
-    stem = out / "lra"
-    write(stem, content, markdown(content))
-    print(report(content))
-    print(f"\nwritten: {stem}.json, .csv and .md")
-    return content
+    return publish(out / "lra", result(command_line(), rows_in(runs)), page)
 
 
 def check_data(tasks: set[str]) -> None:
-    """Refuses tasks whose data are not there: now, not after the runs of the others."""
+    """Raises UserError now, not after other runs, if the data of a task are missing."""
     for task in sorted(tasks):
         data = yaml.safe_load(recipe(f"lra/{task}.yaml").read_text())["data"]["init_args"]
         for split in ("train", "val"):
             open_sequences(task, data.get("root"), split)
 
 
-def rows_in(runs: Path) -> list[dict[str, Any]]:
-    """All finished runs of a folder; refuses a task whose runs cannot be compared."""
+def rows_in(runs: Path) -> list[Row]:
+    """All finished runs of a folder; raises UserError if runs of a task cannot be compared."""
     rows, settings = [], []
     for path in sorted(runs.glob("*/run.json")):
         told = json.loads(path.read_text())
@@ -127,8 +141,8 @@ def rows_in(runs: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def row_of(given: dict[str, Any], told: dict[str, Any]) -> dict[str, Any]:
-    """A finished run as a row, of its configuration and what it has written of itself."""
+def row_of(given: Row, told: Row) -> Row:
+    """A finished run as a row, from its configuration and its run.json."""
     data, model = given["data"]["init_args"], given["model"]["init_args"]
     return {
         "task": data["name"],
@@ -152,65 +166,63 @@ def row_of(given: dict[str, Any], told: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def report(content: dict[str, Any], markdown: bool = False) -> str:
+def page(content: Row) -> Page:
+    note = """\
+Scores are of the last weights on held-out samples; ± is half the range of the seeds. The paper's
+are of the whole benchmark, on far more steps: they are beside ours to be looked at, not to be
+compared. Among ours all that differs within a task is the attention. Times are of runs that may
+have had neighbours on the machine, so that `softmaxfree bench sequences` compares them better.
+Memory is the largest of the process, libraries included."""
+    return Page(
+        "Long Range Arena", [*tables(content), Note("\n".join(settings(content))), Note(note)]
+    )
+
+
+def tables(content: Row) -> list[Table]:
     """Accuracies beside the paper's, then time and memory of a step."""
     rows = content["rows"]
     tasks = [task for task in TASKS if any(row["task"] == task for row in rows)]
-    attentions = list(dict.fromkeys(row["attention"] for row in rows))
 
     def found(attention: str, task: str, quantity: str) -> list[float]:
         return [
             row[quantity] for row in rows if (row["attention"], row["task"]) == (attention, task)
         ]
 
+    def least(attention: str, quantity: str, unit: float) -> list[str]:
+        values = [found(attention, task, quantity) for task in tasks]
+        return [number(min(x, default=None), 0, unit, "-") for x in values]
+
     def average(attention: str) -> float | None:
         values = [found(attention, task, "accuracy") for task in tasks]
         return 100 * statistics.fmean(map(statistics.fmean, values)) if all(values) else None
 
-    lines, costs = [], []
-    for attention in sorted(attentions, key=lambda name: average(name) or 0, reverse=True):
-        paper = PAPER.get(attention, {})
-        scores = [
-            (_accuracy(found(attention, task, "accuracy")), paper.get(task)) for task in tasks
-        ]
-        lines.append(
-            [
-                attention,
-                *(cell for mine, theirs in scores for cell in (mine, _percent(theirs))),
-                _percent(average(attention)),
-            ]
-        )
-        costs.append(
-            [
-                attention,
-                *(_smallest(found(attention, task, "step_s"), 1e-3) for task in tasks),
-                *(_smallest(found(attention, task, "peak_bytes"), 1e6) for task in tasks),
-            ]
-        )
-    columns = [name for task in tasks for name in (task, "paper")]
-    accuracy = table(["accuracy, %", *columns, "mean"], lines, 1, markdown)
+    accuracies, costs = [], []
+    attentions = dict.fromkeys(row["attention"] for row in rows)
+    for name in sorted(attentions, key=lambda name: average(name) or 0, reverse=True):
+        line = [name]
+        for task in tasks:
+            paper = LRA.get(name, {}).get(task)
+            line += [_accuracy(found(name, task, "accuracy")), number(paper, 1, missing="-")]
+        accuracies.append([*line, number(average(name), 1, missing="-")])
+        costs.append([name, *least(name, "step_s", 1e-3), *least(name, "peak_bytes", 1e6)])
+    columns = [title for task in tasks for title in (task, "paper")]
     units = [f"{task} {unit}" for unit in ("ms", "MB") for task in tasks]
-    return f"{accuracy}\n\n{table(['a step', *units], costs, 1, markdown)}"
+    return [
+        Table(["accuracy, %", *columns, "mean"], accuracies),
+        Table(["a step", *units], costs),
+    ]
 
 
 def _accuracy(values: list[float]) -> str:
-    """The mean of seeds in per cent, with half their range where there are several."""
+    """The mean over seeds in per cent; with several seeds, half their range too."""
     if not values:
         return "-"
     spread = 50 * (max(values) - min(values))
     return f"{100 * statistics.fmean(values):.1f}" + (f"±{spread:.1f}" if len(values) > 1 else "")
 
 
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
-
-
-def _smallest(values: list[float], unit: float) -> str:
-    return f"{min(values) / unit:.0f}" if values else "-"
-
-
-def settings(content: dict[str, Any]) -> Iterator[str]:
-    """How long each task was trained, for its reader to judge the scores by."""
+def settings(content: Row) -> Iterator[str]:
+    """How each task was trained, a line each."""
     for task in TASKS:
         rows = [row for row in content["rows"] if row["task"] == task]
         if not rows:
@@ -226,21 +238,3 @@ def settings(content: dict[str, Any]) -> Iterator[str]:
             f"threads: {setting['threads']}; at most {max(row['minutes'] for row in rows):.1f} "
             f"minutes a run."
         )
-
-
-def markdown(content: dict[str, Any]) -> str:
-    return f"""\
-# Long Range Arena
-
-{provenance(content)}
-
-{report(content, markdown=True)}
-
-{chr(10).join(settings(content))}
-
-Scores are of the last weights on held-out samples; ± is half the range of the seeds. The paper's
-are of the whole benchmark, on far more steps: they are beside ours to be looked at, not to be
-compared. Among ours all that differs within a task is the attention. Times are of runs that may
-have had neighbours on the machine, so that `softmaxfree bench sequences` compares them better.
-Memory is the largest of the process, libraries included.
-"""

@@ -1,104 +1,76 @@
 """`softmaxfree bench memory`: the paper's figure of memory against the number of tokens."""
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-import torch
 from tqdm import tqdm
 
 from ...environment import command_line
-from ...imports import import_modules
-from ..measure import exponents, in_fresh_process, memory_limit
-from ..results import comparison, provenance, read, result, table, write
-from .attention import memory_of_one_point
-from .contestants import CPU, PACKAGES, VARIANTS, Case, Setting, find, layer_names, verify
+from ...imports import Names
+from ..results import Note, Page, publish, result
+from .attention import too_large
+from .contestants import Case, Device, Dtype, Setting, find, prepare, verified
+from .runner import Entry, Plan, Row, exponents, measure_in_turns, notes, over_n, start
 
 CASES = [Case(1, 12, 784 * p, layers=12) for p in range(1, 9)]
 """12 layers, d = 384, 12 heads, m = 49, batch 1."""
 
 
-def run(
-    threads: int | None,
-    out: Path,
+def bench_memory(
+    threads: int = 1,
+    out: Path = Path("results"),
     contestants: list[str] | None = None,
-    modules: list[str] | None = None,
-    setting: Setting = CPU,
+    modules: Names = None,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
     against: Path | None = None,
-) -> dict[str, Any]:
-    """Measures every attention; writes JSON, CSV, Markdown and the figure; prints the table."""
-    from ..pictures import draw_memory  # needs matplotlib: said before, not after, the work
+) -> Row:
+    """Measure the memory of 12 layers in training from 784 to 6,272 tokens: the paper's figure.
 
-    earlier = None if against is None else read(against)  # it may be written over
-    import_modules(modules or [])
-    if threads is not None:
-        torch.set_num_threads(threads)
-    names = contestants or [*layer_names(), *VARIANTS, *PACKAGES]
-    verify(names)
-    rows = []
+    All attentions and the packages', each point in a fresh process (8 minutes). Prints a table
+    with the fitted exponents and writes it as JSON, CSV, Markdown and the figure.
+
+    Args:
+        threads: Threads to compute with; ratios are most reliable with 1.
+        out: Folder for the results.
+        contestants: Names of attentions, such as [softpp,performer]; all if not given.
+        modules: Python modules to import first, which register attentions of your own.
+        device: Device to compute on.
+        dtype: Type of tokens and weights.
+        against: A .json file of an earlier run to compare with.
+    """
+    from ..pictures import draw_memory  # needs matplotlib: fails before the work, not after
+
+    earlier = start(threads, device, modules, against)
+    names, setting = verified(contestants), Setting(device, dtype)
+    plan = Plan(repeats=0, memory="call", device=device, modules=modules)
+    rows: list[Row] = []
     work = [(name, case) for name in names for case in CASES]
     for name, case in tqdm(work, desc="bench memory", unit="point", leave=False):
-        row: dict[str, Any] = {**asdict(case), "contestant": name}
-        needs = find(name).needs(case, training=True)
-        if needs > memory_limit():
-            row["training_note"] = f"not run: needs {needs / 2**30:.1f} GiB"
-        else:
-            row["training_bytes"] = in_fresh_process(
-                memory_of_one_point, case, name, "training", setting, modules or [],
-                torch.get_num_threads(),
-            )  # fmt: skip
-            if row["training_bytes"] is None:
-                row["training_note"] = "out of memory"
-        rows.append(row)
+        rows.append({**asdict(case), "contestant": name})
+        ready = partial(prepare, name, case, "training", setting)
+        entry = Entry(rows[-1], ready, obstacle=too_large(name, case, "training"))
+        measure_in_turns([entry], "training", plan, "training_note")
     titles = {name: find(name).title for name in names}
     content = result(command_line(), rows, **asdict(setting), titles=titles)
     content["exponents"] = exponents(rows, "training_bytes")
-    stem = out / "memory"
-    write(stem, content, markdown(content))
-    draw_memory(content, stem.with_suffix(".png"))
-    print(report(content))
-    if earlier is not None:
-        print("\n" + comparison(content, earlier, ["contestant", "n"], ("training_bytes",)))
-    print(f"\nwritten: {stem}.json, .csv, .md and .png")
-    return content
+    return publish(out / "memory", content, page, draw_memory, earlier, ["contestant", "n"])
 
 
-def report(content: dict[str, Any], markdown: bool = False) -> str:
-    """Megabytes by the number of tokens, the exponent, and why some are not there."""
-    rows = content["rows"]
-    sizes = list(dict.fromkeys(row["n"] for row in rows))
-    values = {(row["contestant"], row["n"]): row for row in rows}
-    lines = []
-    for name, title in content["titles"].items():
-        growth = content["exponents"].get(name)
-        cells = [values[name, n].get("training_bytes") for n in sizes]
-        lines.append(
-            [
-                title,
-                *("-" if cell is None else f"{cell / 1e6:.0f}" for cell in cells),
-                "" if growth is None else f"{growth:.2f}",
-            ]
-        )
-    notes = [
-        f"{content['titles'][row['contestant']]}, n = {row['n']}: {row['training_note']}"
-        for row in rows
-        if "training_note" in row
-    ]
-    text = table(["MB at n =", *map(str, sizes), "~ n^"], lines, 1, markdown)
-    return "\n".join([text, *(["", *notes] if notes else [])])
-
-
-def markdown(content: dict[str, Any]) -> str:
-    return f"""\
-# Memory: 12 attention layers in training, d = 384, 12 heads, m = 49, n = 784 p
-
-{provenance(content)}
-
-{report(content, markdown=True)}
-
+def page(content: Row) -> Page:
+    why = notes(content, "training_note")
+    note = f"""\
 The peak of a forward pass through 12 layers with residual connections, batch 1, and of the
 backward pass through the last of them, when everything kept is still there; beyond the weights
 and the input. {content["dtype"]} on {content["device"]}; each point in a fresh process, which may
 take half of the machine's memory. Kernels and softmax matrices that a method forms count; fused
-softmax forms none.
-"""
+softmax forms none."""
+    return Page(
+        "Memory: 12 attention layers in training, d = 384, 12 heads, m = 49, n = 784 p",
+        [
+            over_n(content, "MB at n =", "training_bytes", 1e6),
+            *(["\n".join(why)] if why else []),
+            Note(note),
+        ],
+    )

@@ -1,4 +1,4 @@
-"""Finished training runs side by side: what they were told, how long they took, their scores."""
+"""`softmaxfree runs`: finished training runs side by side: settings, duration and scores."""
 
 import json
 from pathlib import Path
@@ -8,25 +8,27 @@ import yaml
 
 from ...environment import command_line
 from ...errors import UserError, visible
-from ..results import result, short_commit, table, write
+from ..results import Table, number, result, short_commit, table, write
+from .runner import Row
 
 TITLE = "Runs, side by side"
 SHOWN = ("mIoU", "pixel_accuracy", "AP50", "mask_AP50", "AP", "mask_AP", "accuracy", "loss")
-"""Scores in the table, where a run has them; all of them are in the JSON."""
+"""Scores that the table shows; the JSON has all of them."""
 
 
-def run(folders: list[Path], out: Path | None) -> dict[str, Any]:
-    """Reads the folders of runs and prints a table of them; writes it where asked."""
+def compare_runs(folders: list[Path], out: Path | None) -> Row:
+    """Prints a table of finished runs; writes it as JSON, CSV and Markdown if `out` is given."""
     content = result(command_line(), [describe(folder) for folder in folders])
-    print(report(content["rows"]))
+    lines = table_of(content["rows"])
+    print(table(*lines))
     if out is not None:
-        text = f"# {TITLE}\n\n{report(content['rows'], markdown=True)}\n\n{commands(content)}\n"
+        text = f"# {TITLE}\n\n{table(*lines, markdown=True)}\n\n{commands(content)}\n"
         write(out, content, text)
         print(f"\nwritten: {out}.json, .csv and .md")
     return content
 
 
-def describe(folder: Path) -> dict[str, Any]:
+def describe(folder: Path) -> Row:
     """A finished run as a row."""
     try:
         told = json.loads((folder / "run.json").read_text())
@@ -34,8 +36,8 @@ def describe(folder: Path) -> dict[str, Any]:
         scores = told["scores"]
     except (FileNotFoundError, KeyError) as error:
         raise UserError(
-            f"{folder} holds no finished run ({error}): give folders that `softmaxfree fit` has "
-            "written and come to the end of"
+            f"{folder} holds no finished run ({error}): give folders of runs that "
+            "`softmaxfree fit` has finished"
         ) from None
     model, data = config["model"]["init_args"], config["data"]["init_args"]
     return {
@@ -52,7 +54,7 @@ def describe(folder: Path) -> dict[str, Any]:
     }
 
 
-def report(rows: list[dict[str, Any]], markdown: bool = False) -> str:
+def table_of(rows: list[Row]) -> Table:
     scores = [name for name in SHOWN if any(name in row["scores"] for row in rows)]
     lines = [
         [
@@ -61,22 +63,21 @@ def report(rows: list[dict[str, Any]], markdown: bool = False) -> str:
             row["attention"],
             str(row["seed"]),
             f"{row['minutes']:.1f}",
-            *(_number(row["scores"].get(name)) for name in scores),
+            *(_score(row["scores"].get(name)) for name in scores),
         ]
         for row in rows
     ]
     header = ["run", "backbone", "attention", "seed", "minutes", *scores]
-    return table(header, [list(map(visible, line)) for line in lines], 3, markdown)
+    return Table(header, [list(map(visible, line)) for line in lines], 3)
 
 
-def _number(value: Any) -> str:
-    """A score; of several image sizes, that of the first."""
-    value = next(iter(value.values())) if isinstance(value, dict) else value
-    return "" if value is None else f"{value:.3f}"
+def _score(value: Any) -> str:
+    """A score; the first one, if it was measured at several image sizes."""
+    return number(next(iter(value.values())) if isinstance(value, dict) else value, 3)
 
 
-def commands(content: dict[str, Any]) -> str:
-    """What each run was told, on what, and of which commit."""
+def commands(content: Row) -> str:
+    """The command, hardware and commit of each run."""
     return "\n".join(
         f"- {row['run']}: `{row['command']}` on {row['hardware']['cpu']}, "
         f"threads: {row['threads']}, torch {row['versions']['torch']}, "

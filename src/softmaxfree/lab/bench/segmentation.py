@@ -15,9 +15,10 @@ from ...layers.attention import SoftmaxFreeAttention
 from ...layers.multihead import Layout
 from ...models.cost import Cost, cost_of
 from ...models.segmenters import Segmenter, build_segmenter
-from ..results import provenance, result, table, write
-from .image import SWIN, Entry, measure
-from .image import report as report_rows
+from ..paper import SEGMENTATION
+from ..results import Note, Page, Table, number, publish, result
+from .image import SWIN, image_table
+from .runner import Call, Entry, Plan, Row, measure_in_turns, start
 
 with needs("segmentation", "measuring segmenters"):
     from ...tasks.segmentation import Segmentation
@@ -31,18 +32,18 @@ SECONDS = 40.0
 
 
 def windows(size: tuple[int, int], window: int, step: int) -> int:
-    """How many an image is cut into."""
+    """How many windows an image is cut into."""
     height, width = size
     return len(places(height, window, step)) * len(places(width, window, step))
 
 
 @dataclass(frozen=True)
-class Contestant:
-    """UperNet on a backbone of timm, by its name and options, and what of it is measured.
+class ComparedSegmenter:
+    """UperNet on a backbone of timm, and which part of its work is measured.
 
-    what: A name in `WHAT`.
-    size: Of the image.
-    window, step: Of the windows that it is cut into; whole if not given.
+    what: A key of `WHAT`.
+    size: Height and width of the image.
+    window, step: Of the windows that it is cut into; the image is not cut without them.
     """
 
     title: str
@@ -53,23 +54,7 @@ class Contestant:
     window: int | None = None
     step: int | None = None
 
-    def build(self) -> Segmentation:
-        torch.manual_seed(0)
-        return Segmentation(
-            "upernet",
-            self.backbone,
-            CLASSES,
-            options=self.options,
-            window=self.window,
-            step=self.step,
-        ).eval()
-
-    def image(self) -> Tensor:
-        """Noise, the same whenever asked for."""
-        generator = torch.Generator().manual_seed(0)
-        return torch.randint(256, (3, *self.size), dtype=torch.uint8, generator=generator)
-
-    def infer(self, task: Segmentation, image: Tensor) -> dict[str, Any]:
+    def infer(self, task: Segmentation, image: Tensor) -> Row:
         """The shape of the logits, or of the last map of a backbone alone."""
         with torch.no_grad():
             if self.what == "backbone":
@@ -79,16 +64,31 @@ class Contestant:
                 out = task(image)
         return {"output": list(out.shape)}
 
-    def cost(self, task: Segmentation, image: Tensor) -> Cost:
-        if self.window is None:
-            size, times = self.size, 1
-        else:
-            assert self.step is not None
+    def cost(self, _: Call) -> Cost:
+        """Counted from shapes, whatever the call."""
+        size, times = self.size, 1
+        if self.window is not None and self.step is not None:
             size, times = (self.window, self.window), windows(self.size, self.window, self.step)
         parts = count(self.backbone, self.options, CLASSES, size)
         if self.what == "backbone":
             return Cost(parts.body_parameters, parts.body, parts.inverse)
         return Cost(parts.parameters, times * parts.multiply_adds, times * parts.inverse)
+
+
+def prepare_segmenter(segmenter: ComparedSegmenter) -> Call:
+    """A pass of one image of noise, which is always the same."""
+    torch.manual_seed(0)
+    task = Segmentation(
+        "upernet",
+        segmenter.backbone,
+        CLASSES,
+        options=segmenter.options,
+        window=segmenter.window,
+        step=segmenter.step,
+    ).eval()
+    generator = torch.Generator().manual_seed(0)
+    image = torch.randint(256, (3, *segmenter.size), dtype=torch.uint8, generator=generator)
+    return partial(segmenter.infer, task, image)
 
 
 WHAT = {
@@ -97,10 +97,10 @@ WHAT = {
     "windows": f"{windows(IMAGE, WINDOW, STEP)} windows",
     "image": "whole",
 }
-_SMALL = ("softpp_small, 49 tokens", "softpp_small", {"num_landmarks": 49})
-CONTESTANTS = [
+_SMALL = ("softpp_small, 49 landmarks", "softpp_small", {"num_landmarks": 49})
+SEGMENTERS = [
     *(
-        Contestant(title, what, backbone, options, (WINDOW, WINDOW))
+        ComparedSegmenter(title, what, backbone, options, (WINDOW, WINDOW))
         for what in ("backbone", "window")
         for title, backbone, options in (
             _SMALL,
@@ -108,46 +108,10 @@ CONTESTANTS = [
             ("PVTv2-B2", "pvt_v2_b2", {}),
         )
     ),
-    Contestant(_SMALL[0], "windows", *_SMALL[1:], IMAGE, WINDOW, STEP),
-    Contestant(_SMALL[0], "image", *_SMALL[1:], IMAGE),
+    ComparedSegmenter(_SMALL[0], "windows", *_SMALL[1:], IMAGE, WINDOW, STEP),
+    ComparedSegmenter(_SMALL[0], "image", *_SMALL[1:], IMAGE),
 ]
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Images of a kind, and the paper's M parameters and G multiply-adds by backbone."""
-
-    data: str
-    classes: int
-    side: int
-    paper: dict[str, tuple[int, int]]
-
-    @property
-    def title(self) -> str:
-        return f"{self.data}, {self.side} x {self.side} pixels, {self.classes} classes"
-
-
-PAPER = [
-    Setting(
-        "ADE20K",
-        150,
-        512,
-        {
-            "softpp_small": (60, 237),
-            "softpp_medium": (81, 260),
-            "softpp_large": (121, 301),
-            "swin_tiny_patch4_window7_224": (60, 236),
-            "convnext_tiny": (60, 235),
-        },
-    ),
-    Setting(
-        "Cityscapes",
-        19,
-        768,
-        {"softpp_small": (60, 545), "softpp_medium": (81, 607), "softpp_large": (121, 899)},
-    ),
-]
-TITLES = {"swin_tiny_patch4_window7_224": SWIN, "convnext_tiny": "ConvNeXt-T"}
+PEERS = {"swin_tiny_patch4_window7_224": SWIN, "convnext_tiny": "ConvNeXt-T"}
 
 NOTES = f"""\
 UperNet for {CLASSES} classes, untrained, on noise, float32.
@@ -164,8 +128,8 @@ NOTES_ON_FIGURES = """\
 Multiply-adds of the forward pass in evaluation, every product once. The auxiliary head, for
 training, does not run; its 0.9 M parameters (1.2 M on large) are counted, as in the paper.
 "inverse" is the part that inverts landmark matrices, "kernel" the part that compares tokens with
-landmarks and these with each other. Without "49 tokens" the number of landmarks
-grows with the image: 256 at 512 x 512, 576 at 768 x 768.
+landmarks and these with each other. Without "49 landmarks" the number of landmarks grows with the
+image: 256 at 512 x 512, 576 at 768 x 768.
 
 The decoder is the paper's: with Swin-T and ConvNeXt-T parameters and multiply-adds are within 0.5 %
 of those printed. It takes 211 G at 512 x 512 and 473 G at 768 x 768, on large 212 and 475: 65 to
@@ -175,7 +139,7 @@ Parameters are 1.2 to 2.1 % fewer than printed. With the classifier's last layer
 a segmenter does not use and which are not built here, small and medium are the paper's within
 rounding, and large is 1 % below.
 
-The paper's multiply-adds lie between those with 49 tokens and those with a growing number. From
+The paper's multiply-adds lie between those with 49 landmarks and those with a growing number. From
 ADE20K to Cityscapes they grow faster than the pixels: the number grew. Less inverses and kernels
 five of the six are met within 1 %. How they were counted is a guess: the authors' code can compute
 the kernel by an operation of its own, which tools that count torch's operations do not see.
@@ -212,10 +176,10 @@ class Parts:
 
 
 def count(backbone: str, options: dict[str, Any], classes: int, size: tuple[int, int]) -> Parts:
-    """Counts in evaluation, from shapes alone, as nothing is computed.
+    """Counts in evaluation, from shapes alone: nothing is computed.
 
-    Products and inverses are counted by formula: without numbers other inverses are taken, and
-    on large maps a part of the kernel is computed twice to save memory.
+    Attention is counted by formula: on the meta device another inverse would be chosen, and on
+    large maps a part of the kernel is computed twice to save memory.
     """
     with torch.device("meta"):
         model = build_segmenter("upernet", classes, backbone, options=options)
@@ -249,96 +213,105 @@ def count(backbone: str, options: dict[str, Any], classes: int, size: tuple[int,
     )
 
 
-def figures() -> list[dict[str, Any]]:
-    """UperNet's parameters and multiply-adds in every setting, beside the paper's."""
+def figures() -> list[Row]:
+    """UperNet's parameters and multiply-adds on every data set, beside the paper's."""
     rows = []
-    cases = [(setting, backbone) for setting in PAPER for backbone in setting.paper]
-    for setting, backbone in tqdm(cases, desc="counting", unit="model", leave=False):
-        ours = backbone not in TITLES
-        for options in ({"num_landmarks": 49}, {}) if ours else ({},):
-            parts = count(backbone, options, setting.classes, (setting.side, setting.side))
-            parameters, multiply_adds = setting.paper[backbone]
+    cases = [
+        (data, backbone) for data, printed in SEGMENTATION.items() for backbone in printed.rows
+    ]
+    for data, backbone in tqdm(cases, desc="counting", unit="model", leave=False):
+        classes, side, printed = SEGMENTATION[data]
+        for options in ({},) if backbone in PEERS else ({"num_landmarks": 49}, {}):
+            parts = count(backbone, options, classes, (side, side))
+            suffix = ", 49 landmarks" if options else ""
             rows.append(
                 {
-                    "data": setting.data,
-                    "title": TITLES.get(backbone, backbone + (", 49 tokens" if options else "")),
+                    "data": data,
+                    "title": PEERS.get(backbone, backbone + suffix),
                     "backbone": backbone,
                     "options": options,
-                    "classes": setting.classes,
-                    "size": [setting.side, setting.side],
+                    "classes": classes,
+                    "size": [side, side],
                     "parameters": parts.parameters,
-                    "paper_parameters_m": parameters,
+                    "paper_parameters_m": printed[backbone].parameters_m,
                     "multiply_adds": parts.multiply_adds,
                     "decoder_multiply_adds": parts.decoder,
                     "inverse_multiply_adds": parts.inverse,
                     "kernel_multiply_adds": parts.kernel,
-                    "paper_multiply_adds_g": multiply_adds,
+                    "paper_multiply_adds_g": printed[backbone].multiply_adds_g,
                 }
             )
     return rows
 
 
-def run(threads: int, out: Path) -> dict[str, Any]:
-    """Counts, then measures in turns; writes JSON, CSV and Markdown; prints the tables."""
+def bench_segmentation(threads: int = 1, out: Path = Path("results")) -> Row:
+    """Measure UperNet on one image of 1024 x 2048 pixels, and count its cost (9 minutes).
+
+    On SOFT++, Swin-T and PVTv2, with untrained weights: time in turns and memory of a fresh
+    process, for a window of 768 x 768 pixels and for its backbone alone; with SOFT++-Small also
+    for the image, by windows and whole. A window takes 15 seconds. Parameters and multiply-adds
+    stand beside the paper's. Prints tables and writes them as JSON, CSV and Markdown.
+
+    Args:
+        threads: Threads to compute with; ratios are most reliable with 1.
+        out: Folder for the results.
+    """
+    start(threads)
     counted = figures()
-    entries = [Entry(asdict(x), x.build, x.image, x.infer, x.cost) for x in CONTESTANTS]
-    rows = measure(entries, "segmentation", threads, REPEATS, SECONDS)
-    content = result(command_line(), rows, figures=counted)
-    stem = out / "segmentation"
-    write(stem, content, markdown(content))
-    print(f"{report(content)}\n\n{report_figures(content)}")
-    print(f"\nwritten: {stem}.json, .csv and .md")
-    return content
+    entries = [Entry(asdict(x), partial(prepare_segmenter, x), x.cost) for x in SEGMENTERS]
+    measure_in_turns(entries, "inference", Plan(REPEATS, SECONDS, "process"))
+    content = result(command_line(), [entry.row for entry in entries], figures=counted)
+    return publish(out / "segmentation", content, page)
 
 
-def report(content: dict[str, Any], markdown: bool = False) -> str:
-    return report_rows(content["rows"], "what", WHAT, markdown)
+def page(content: Row) -> Page:
+    return Page(
+        "Segmentation: UperNet on a large image",
+        [
+            image_table(content["rows"], "what", WHAT),
+            Note(NOTES),
+            Note("## Parameters and multiply-adds beside the paper's"),
+            *figure_tables(content["figures"]),
+            Note(NOTES_ON_FIGURES),
+        ],
+    )
 
 
-def report_figures(content: dict[str, Any], markdown: bool = False) -> str:
-    """A table for each setting."""
+def figure_tables(rows: list[Row]) -> list[str | Table]:
+    """A table for each data set."""
     header = [
-        "backbone", "M params", "paper", "G m-adds", "inverse", "kernel", "less both", "paper",
-    ]  # fmt: skip
-    parts = []
-    for setting in PAPER:
+        "backbone",
+        "M params",
+        "paper",
+        "G m-adds",
+        "inverse",
+        "kernel",
+        "less both",
+        "paper",
+    ]
+    parts: list[str | Table] = []
+    for data in dict.fromkeys(row["data"] for row in rows):
+        own = [row for row in rows if row["data"] == data]
+        side, classes = own[0]["size"][0], own[0]["classes"]
         lines = [
             [
                 row["title"],
-                f"{row['parameters'] / 1e6:.2f}",
+                number(row["parameters"], 2, 1e6),
                 str(row["paper_parameters_m"]),
-                f"{row['multiply_adds'] / 1e9:.1f}",
-                f"{row['inverse_multiply_adds'] / 1e9:.1f}",
-                f"{row['kernel_multiply_adds'] / 1e9:.1f}",
-                f"{less_both(row) / 1e9:.1f}",
+                number(row["multiply_adds"], 1, 1e9),
+                number(row["inverse_multiply_adds"], 1, 1e9),
+                number(row["kernel_multiply_adds"], 1, 1e9),
+                number(less_both(row), 1, 1e9),
                 str(row["paper_multiply_adds_g"]),
             ]
-            for row in content["figures"]
-            if row["data"] == setting.data
+            for row in own
         ]
-        parts += [f"{setting.title}:", "", table(header, lines, 1, markdown), ""]
-    return "\n".join(parts).rstrip()
+        parts.append(f"{data}, {side} x {side} pixels, {classes} classes:")
+        parts.append(Table(header, lines))
+    return parts
 
 
-def less_both(row: dict[str, Any]) -> float:
+def less_both(row: Row) -> float:
     """Multiply-adds without those of inverses and kernels."""
     total: float = row["multiply_adds"]
     return total - row["inverse_multiply_adds"] - row["kernel_multiply_adds"]
-
-
-def markdown(content: dict[str, Any]) -> str:
-    return f"""\
-# Segmentation: UperNet on a large image
-
-{provenance(content)}
-
-{report(content, markdown=True)}
-
-{NOTES}
-
-## Parameters and multiply-adds beside the paper's
-
-{report_figures(content, markdown=True)}
-
-{NOTES_ON_FIGURES}
-"""

@@ -1,6 +1,6 @@
 """`softmaxfree bench sequences`: a training step of the Long Range Arena's encoder by length."""
 
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,41 +9,48 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from ...environment import command_line
-from ...imports import import_modules
+from ...imports import Names
 from ...models.sequence_classifier import WINDOW, SequenceClassifier
-from ..measure import exponents, in_fresh_process, peak_memory, time_interleaved
-from ..results import provenance, result, table, write
+from ..results import Note, Page, publish, result
 from .contestants import layer_names
+from .runner import (
+    Call,
+    Entry,
+    Plan,
+    Row,
+    exponents,
+    measure_in_turns,
+    notes,
+    over_n,
+    start,
+)
 
 LENGTHS = [1024 * 2**power for power in range(5)]
 OURS = ("softpp", "soft")
-TOKENS = 128
+FIXED = 128
+"""Landmarks of SOFT and SOFT++ where their number does not grow with the sequence."""
 REPEATS = 2
 SECONDS = 30.0
 """A contestant that has taken longer at a length is not timed again there."""
 
-Contestant = tuple[str, dict[str, Any]]
-"""An attention and its options."""
 
-
-def contestants() -> dict[str, Contestant]:
-    """Every attention by its name; SOFT and SOFT++ also with a fixed number of landmarks."""
+def attentions() -> dict[str, tuple[str, dict[str, Any]]]:
+    """Contestants: attentions and their options; SOFT and SOFT++ also with fixed landmarks."""
     peers = [name for name in layer_names() if name not in OURS]
-    fixed = {f"{name}_{TOKENS}": (name, {"num_landmarks": TOKENS}) for name in OURS}
+    fixed = {f"{name}_{FIXED}": (name, {"num_landmarks": FIXED}) for name in OURS}
     return {**{name: (name, {}) for name in OURS}, **fixed, **{name: (name, {}) for name in peers}}
 
 
 def title(name: str) -> str:
-    base, _, tokens = name.partition("_")
+    base, _, landmarks = name.partition("_")
     if base not in OURS:
         return name
-    return f"{base}, {tokens} tokens" if tokens else f"{base}, window {WINDOW}"
+    return f"{base}, {landmarks} landmarks" if landmarks else f"{base}, window {WINDOW}"
 
 
-def training_step(contestant: Contestant, length: int) -> Callable[[], None]:
+def training_step(attention: str, options: dict[str, Any], length: int) -> Call:
     """A step of one sequence: forward, backward and AdamW."""
     torch.manual_seed(0)
-    attention, options = contestant
     model = SequenceClassifier(10, 512, length, attention, options)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     tokens = torch.randint(1, 257, (1, length))
@@ -57,97 +64,61 @@ def training_step(contestant: Contestant, length: int) -> Callable[[], None]:
     return step
 
 
-def memory_of_step(contestant: Contestant, length: int, threads: int, modules: list[str]) -> int:
-    """In a process of its own: bytes that a step takes, beyond weights and libraries."""
-    torch.set_num_threads(threads)
-    import_modules(modules)
-    return peak_memory(training_step(contestant, length))
+def bench_sequences(threads: int = 1, out: Path = Path("results"), modules: Names = None) -> Row:
+    """Measure a training step on long sequences, 1,024 to 16,384 tokens (9 minutes).
 
+    The encoder of the Long Range Arena with every attention, SOFT and SOFT++ with windows of 4
+    tokens as in the paper and with 128 landmarks: time in turns, memory of a fresh process, and
+    how both grow. Prints tables and writes them as JSON, CSV, Markdown and a picture.
 
-def run(threads: int, out: Path, modules: list[str]) -> dict[str, Any]:
-    """Measures every attention at every length; writes JSON, CSV, Markdown and a picture."""
-    from ..pictures import draw_attention  # needs matplotlib: said before, not after, the work
+    Args:
+        threads: Threads to compute with; ratios are most reliable with 1.
+        out: Folder for the results.
+        modules: Python modules to import first, which register attentions of your own.
+    """
+    from ..pictures import draw_attention  # needs matplotlib: fails before the work, not after
 
-    import_modules(modules)
-    torch.set_num_threads(threads)
-    entries = contestants()
-    measured: dict[tuple[str, int], dict[str, Any]] = {}
-    progress = tqdm(total=len(LENGTHS) * len(entries), desc="bench sequences", leave=False)
-    for n in LENGTHS:
-        steps = {}
-        for name, entry in entries.items():
-            row: dict[str, Any] = {"contestant": name, "n": n, "batch": 1, "heads": 2}
-            row["training_bytes"] = in_fresh_process(memory_of_step, entry, n, threads, modules)
-            if row["training_bytes"] is None:
-                row["note"] = "out of memory"
-            else:
-                steps[name] = training_step(entry, n)
-            measured[name, n] = row
-            progress.update()
-        for name, timing in time_interleaved(steps, REPEATS, SECONDS).items():
-            row = measured[name, n]
-            row["training_s"], row["training_median_s"] = timing.best, timing.median
-    progress.close()
-    rows = list(measured.values())
-    growth: dict[str, dict[str, float]] = {}
-    for quantity in ("training_s", "training_bytes"):
-        for name, exponent in exponents(rows, quantity).items():
-            growth.setdefault(name, {})[quantity] = exponent
-    titles = {name: title(name) for name in entries}
-    content = result(command_line(), rows, titles=titles, exponents=growth)
-    stem = out / "sequences"
-    write(stem, content, markdown(content))
-    draw_attention(content, stem.with_suffix(".png"))
-    print(report(content))
-    print(f"\nwritten: {stem}.json, .csv, .md and .png")
-    return content
-
-
-def report(content: dict[str, Any], markdown: bool = False) -> str:
-    """Milliseconds and megabytes of a step by length, with their exponents."""
-    parts = []
-    for heading, quantity, unit in (
-        ("ms at n =", "training_s", 1e-3),
-        ("MB at n =", "training_bytes", 1e6),
-    ):
-        values = {(row["contestant"], row["n"]): row.get(quantity) for row in content["rows"]}
-        sizes = list(dict.fromkeys(n for _, n in values))
-        lines = []
-        for name, shown in content["titles"].items():
-            cells = [values[name, n] for n in sizes]
-            growth = content["exponents"].get(name, {}).get(quantity)
-            lines.append(
-                [
-                    shown,
-                    *("-" if cell is None else f"{cell / unit:.0f}" for cell in cells),
-                    "" if growth is None else f"{growth:.2f}",
-                ]
+    start(threads, modules=modules)
+    rows: list[Row] = []
+    for n in tqdm(LENGTHS, desc="bench sequences", unit="length", leave=False):
+        entries = [
+            Entry(
+                {"contestant": name, "n": n, "batch": 1, "heads": 2},
+                partial(training_step, attention, options, n),
             )
-        parts.append(table([heading, *map(str, sizes), "~ n^"], lines, 1, markdown))
-    notes = [
-        f"{content['titles'][row['contestant']]}, n = {row['n']}: {row['note']}"
-        for row in content["rows"]
-        if "note" in row
-    ]
-    return "\n\n".join([*parts, *(["\n".join(notes)] if notes else [])])
+            for name, (attention, options) in attentions().items()
+        ]
+        plan = Plan(REPEATS, SECONDS, memory="call", modules=modules)
+        measure_in_turns(entries, "training", plan)
+        rows += [entry.row for entry in entries]
+    content = result(
+        command_line(),
+        rows,
+        titles={name: title(name) for name in attentions()},
+        exponents=exponents(rows, "training_s", "training_bytes"),
+    )
+    return publish(out / "sequences", content, page, draw_attention)
 
 
-def markdown(content: dict[str, Any]) -> str:
-    return f"""\
-# Long sequences: a training step of the Long Range Arena's encoder
-
-{provenance(content)}
-
-{report(content, markdown=True)}
-
+def page(content: Row) -> Page:
+    why = notes(content)
+    note = f"""\
 2 layers, width 64, hidden width 128, 2 heads; one sequence with a mask, float32: forward, backward
 and AdamW. Best of {REPEATS} interleaved repeats. Memory is what a step takes at its peak beyond
 weights and libraries, in a fresh process that may take half of the machine's.
 
 window {WINDOW} is the paper's setting for this benchmark: one landmark of every {WINDOW}
 tokens, so that their number grows with n, products with n^2 and inverses with n^3.
-With {TOKENS} tokens both are linear in n: `--model.options '{{"num_landmarks": {TOKENS}}}'`.
+With {FIXED} landmarks both are linear in n: `--model.options '{{"num_landmarks": {FIXED}}}'`.
 Linformer has 256 mixtures, Nyströmformer 64 landmarks and a convolution of 35 values, Performer
 256 features, Reformer 2 hashes, as in the benchmark, spatial reduction and Skyformer 128 tokens.
-Reformer sorts into n / 64 buckets, which costs n^2.
-"""
+Reformer sorts into n / 64 buckets, which costs n^2."""
+    return Page(
+        "Long sequences: a training step of the Long Range Arena's encoder",
+        [
+            over_n(content, "ms at n =", "training_s", 1e-3),
+            over_n(content, "MB at n =", "training_bytes", 1e6),
+            *(["\n".join(why)] if why else []),
+            Note(note),
+        ],
+    )

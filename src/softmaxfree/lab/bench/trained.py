@@ -1,4 +1,4 @@
-"""Training runs that a command starts by itself, each once, in a folder of its own."""
+"""Training runs that a command starts, each in its own folder and process."""
 
 import json
 import os
@@ -18,12 +18,12 @@ from ...errors import DivergedError, UserError, user_file
 from ...files import recipe
 
 STOPPED = [128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
-"""Statuses of a run that a signal has ended, its state saved."""
+"""Exit codes of a run that a signal has stopped after it saved its state."""
 
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """What `softmaxfree fit ARGUMENTS` makes of a folder."""
+    """A run of `softmaxfree fit ARGUMENTS` in a folder."""
 
     folder: Path
     arguments: tuple[str, ...]
@@ -38,12 +38,12 @@ class TrainedRun:
         ]
 
     def told(self) -> dict[str, Any]:
-        """What the run has written of itself; nothing if it has not begun."""
+        """The run's run.json; empty if it has not begun."""
         path = self.folder / "run.json"
         return json.loads(path.read_text()) if path.is_file() else {}
 
     def refuse_another(self, told: dict[str, Any]) -> None:
-        """A run of another command in its place would be taken for it."""
+        """Raises UserError if the folder holds a run of another command."""
         if told and told["command"] != shlex.join(["softmaxfree", *self.command()]):
             raise UserError(
                 f"{self.folder} holds a run of another command, `{told['command']}`: "
@@ -51,7 +51,7 @@ class TrainedRun:
             )
 
     def train(self, threads: int) -> None:
-        """Trains in a process of its own, from where it was stopped, if it is not done."""
+        """Trains in another process, unless it is finished; continues an interrupted run."""
         told = self.told()
         self.refuse_another(told)
         if "scores" in told:
@@ -67,7 +67,8 @@ class TrainedRun:
             )
         if done.returncode in STOPPED:
             raise UserError(
-                f"the run in {self.folder} was stopped before its end: the same command goes on"
+                f"the run in {self.folder} was stopped before its end: repeat the command to "
+                "continue it"
             )
         if done.returncode:
             last = (log.read_text().strip().splitlines() or ["nothing"])[-1]
@@ -78,7 +79,7 @@ class TrainedRun:
 
 
 def train_all(runs: Sequence[TrainedRun], workers: int, threads: int, title: str) -> None:
-    """Several at a time; the first to fail ends it, when those that run have ended."""
+    """Trains several runs at a time. After a failure no further run is started."""
     with ThreadPoolExecutor(workers) as pool:
         try:
             done = pool.map(lambda run: run.train(threads), runs)
@@ -90,6 +91,6 @@ def train_all(runs: Sequence[TrainedRun], workers: int, threads: int, title: str
 
 
 def config(name: str) -> str:
-    """The argument that names a recipe, from here where it is below."""
+    """The argument that names a recipe, relative to the current folder if it is inside."""
     path, here = recipe(name), Path.cwd()
     return f"--config={path.relative_to(here) if path.is_relative_to(here) else path}"

@@ -1,16 +1,20 @@
-"""`softmaxfree bench training`: memory and time that ImageNet training takes, by calculation."""
+"""`softmaxfree bench training`: training steps; memory and time of ImageNet, by calculation."""
 
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import timm
 import torch
 from tqdm import tqdm
 
 from ...environment import command_line
+from ...errors import UserError
+from ...imports import Names
 from ...layers.mlp import Mlp
 from ...models.cost import cost, image_bytes
-from ..results import provenance, result, table, write
+from ..results import Page, Table, number, publish, result
+from .runner import Row, start
+from .steps import measure_steps
 
 MODELS = ["softpp_tiny", "softpp_small", "softpp_medium", "softpp_large"]
 SHAPE = (3, 224, 224)
@@ -56,8 +60,36 @@ time: {PASSES} x 2 x multiply-adds x {IMAGES:,} images x {EPOCHS} epochs; traini
   twice the GPUs take half the time, on several nodes too."""
 
 
-def run(out: Path) -> dict[str, Any]:
-    """Calculates all models; writes JSON and Markdown; prints the tables."""
+def bench_training(
+    preset: Literal["steps", "imagenet"] = "steps",
+    threads: int = 1,
+    out: Path = Path("results"),
+    modules: Names = None,
+    against: Path | None = None,
+) -> Row:
+    """Measure training steps, or calculate what ImageNet training takes.
+
+    Prints tables and writes them as JSON, CSV and Markdown.
+
+    Args:
+        preset: steps: whole steps, optimiser included, of softpp_nano with every attention
+            (1 minute); imagenet: memory and time of the journal's models by calculation
+            (2 minutes). Bytes kept for the backward pass are counted exactly, on a CPU; hours
+            follow from multiply-adds and an assumed speed of the GPUs, which is printed with
+            them. Nothing is trained.
+        threads: Threads to compute with; ratios are most reliable with 1.
+        out: Folder for the results.
+        modules: Python modules to import first, which register attentions of your own.
+        against: A .json file of an earlier run to compare with; measured steps only.
+    """
+    if preset == "imagenet" and against is not None:
+        raise UserError("--against compares measured steps; leave it out of a calculation")
+    earlier = start(threads, modules=modules, against=against)
+    return measure_steps(out, earlier) if preset == "steps" else calculate_imagenet(out)
+
+
+def calculate_imagenet(out: Path) -> Row:
+    """Calculates memory and time of all models."""
     rows = [_row(name) for name in tqdm(MODELS, desc="bench training", unit="model", leave=False)]
     content = result(
         command_line(),
@@ -68,17 +100,10 @@ def run(out: Path) -> dict[str, Any]:
         bytes_per_parameter=PARAMETER_BYTES,
         assumed_flops_per_second=SUSTAINED,
     )
-    stem = out / "training-imagenet"
-    write(stem, content, markdown(content))
-    print(report(content))
-    print(f"\n{_memory_title(content)}\n")
-    print(memory_report(content))
-    print(f"\n{NOTES}")
-    print(f"\nwritten: {stem}.json, .csv and .md")
-    return content
+    return publish(out / "training-imagenet", content, page)
 
 
-def _row(name: str) -> dict[str, Any]:
+def _row(name: str) -> Row:
     torch.manual_seed(0)
     model = timm.create_model(name)
     for module in model.modules():
@@ -109,59 +134,49 @@ def _row(name: str) -> dict[str, Any]:
     }
 
 
-def report(content: dict[str, Any], markdown: bool = False) -> str:
+def page(content: Row) -> Page:
+    return Page(
+        "ImageNet training: expected memory and time",
+        [
+            cost_table(content),
+            f"GB on each GPU, by GPUs x images on each, {content['batch']} a step:",
+            memory_table(content),
+            NOTES,
+        ],
+    )
+
+
+def cost_table(content: Row) -> Table:
     """Models: size, cost, memory of one image, hours."""
-    gpus = content["rows"][0]["hours_gpus"]
-    rates = content["assumed_flops_per_second"]
     header = ["model", "params M", "G mult-adds", "MB/image float32", "MB/image mixed"]
-    header += [f"hours, {gpus} {gpu}" for gpu in rates]
+    gpus = content["rows"][0]["hours_gpus"]
+    header += [f"hours, {gpus} {gpu}" for gpu in content["assumed_flops_per_second"]]
     lines = [
         [
             row["model"],
-            f"{row['parameters'] / 1e6:.2f}",
-            f"{(row['multiply_adds'] - row['inverse_multiply_adds']) / 1e9:.3f}",
-            *(f"{kept / 1e6:.1f}" for kept in row["image_bytes"].values()),
-            *(f"{hours:.0f}" for hours in row["hours"].values()),
+            number(row["parameters"], 2, 1e6),
+            number(row["multiply_adds"] - row["inverse_multiply_adds"], 3, 1e9),
+            *(number(kept, 1, 1e6) for kept in row["image_bytes"].values()),
+            *(number(hours) for hours in row["hours"].values()),
         ]
         for row in content["rows"]
     ]
-    return table(header, lines, 1, markdown)
+    return Table(header, lines)
 
 
-def _memory_title(content: dict[str, Any]) -> str:
-    return f"GB on each GPU, by GPUs x images on each, {content['batch']} a step"
-
-
-def memory_report(content: dict[str, Any], markdown: bool = False) -> str:
+def memory_table(content: Row) -> Table:
     """Memory of one GPU, by precision and number of GPUs."""
-    batch = content["batch"]
-    counts = list(content["rows"][0]["gpu_bytes"]["mixed"])
+    counts = content["rows"][0]["gpu_bytes"]["mixed"]
     header = ["model", "precision", "weights etc."]
-    header += [f"{gpus} x {batch // int(gpus)}" for gpus in counts]
+    header += [f"{gpus} x {content['batch'] // int(gpus)}" for gpus in counts]
     lines = [
         [
             row["model"],
             precision,
-            f"{row['weights_bytes'] / 1e9:.2f}",
-            *(f"{taken / 1e9:.1f}" for taken in by_count.values()),
+            number(row["weights_bytes"], 2, 1e9),
+            *(number(taken, 1, 1e9) for taken in by_count.values()),
         ]
         for row in content["rows"]
         for precision, by_count in row["gpu_bytes"].items()
     ]
-    return table(header, lines, 2, markdown)
-
-
-def markdown(content: dict[str, Any]) -> str:
-    return f"""\
-# ImageNet training: expected memory and time
-
-{provenance(content)}
-
-{report(content, markdown=True)}
-
-{_memory_title(content)}:
-
-{memory_report(content, markdown=True)}
-
-{NOTES}
-"""
+    return Table(header, lines, 2)
