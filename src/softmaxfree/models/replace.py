@@ -25,7 +25,7 @@ from ..layers.registry import attention_options, build_attention, chosen_options
 from ..layers.samplers import Size
 from ..ops.tracing import ceil_div
 from .cost import cost, image_bytes
-from .soft import check_own_options, window_ratio
+from .options import check_own_options, window_ratio
 
 ORIGINAL = "original"
 """The name of timm's own attention."""

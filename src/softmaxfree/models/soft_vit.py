@@ -19,7 +19,10 @@ from ..layers.registry import build_attention
 from ..ops.tracing import ceil_div
 from .backbone import Backbone, PositionEmbedding, default_cfg, pair, spread_drop_path, to_tokens
 from .checkpoints import checkpoint_filter_fn
-from .soft import all_options
+from .options import all_options, landmark_options
+
+SIDE = 14
+"""Tokens along a side at the usual size: 224 pixels in patches of 16."""
 
 
 class SoftmaxFreeViT(Backbone):
@@ -34,8 +37,9 @@ class SoftmaxFreeViT(Backbone):
         global_pool: What logits are made of: `token`, the class token; `avg`, the average of all
             others; '' for all tokens as they are.
         embed_dim, depth, num_heads: Width, number of blocks, heads.
-        ratio: Side of the window of tokens that becomes one landmark.
-        num_landmarks: In place of the ratio: this many landmarks (a square number) at all sizes.
+        num_landmarks: Landmarks (a square number) at every size, so that cost is linear in the
+            number of pixels. SOFT and SOFT++ have 49 by default.
+        ratio: In place of `num_landmarks`: side of the window of tokens that becomes one landmark.
         attention: A name of `softmaxfree.layers.registry`, as of `SoftmaxFreeTransformer`.
         attention_options: Options of that attention alone, such as `{"features": 64}`; what the
             model has an argument for is refused.
@@ -59,8 +63,8 @@ class SoftmaxFreeViT(Backbone):
         embed_dim: int = 384,
         depth: int = 12,
         num_heads: int = 12,
-        ratio: int = 2,
         num_landmarks: int | None = None,
+        ratio: int | None = None,
         attention: str = "softpp",
         attention_options: Mapping[str, Any] | None = None,
         tie_qk: bool | None = None,
@@ -86,38 +90,26 @@ class SoftmaxFreeViT(Backbone):
             tie_qk=tie_qk, sampler=sampler, num_landmarks=num_landmarks, inverse=inverse,
             iters=iters, ridge=ridge, pad=pad,
         )  # fmt: skip
+        windows = None if ratio is None else [ratio]
+        options |= landmark_options(attention, windows, num_landmarks, [SIDE])[0]
+        options |= {"value_conv": value_conv or None, "prefix_tokens": 1}
+        height, width = pair(img_size, "img_size")
+        grid = (ceil_div(height, patch_size), ceil_div(width, patch_size))
         with torch.device(device or torch.get_default_device()):
             super().__init__(in_chans)
             self.depth = depth
-            height, width = pair(img_size, "img_size")
-            grid = (ceil_div(height, patch_size), ceil_div(width, patch_size))
             self.embed = PatchProjection(in_chans, embed_dim, patch_size)
             self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim))
             trunc_normal_(self.cls_token, std=0.02)
             self.position = PositionEmbedding(grid, embed_dim, 1)
-            self.blocks = nn.ModuleList(
-                PreNormBlock(
-                    build_attention(
-                        attention,
-                        embed_dim,
-                        num_heads,
-                        ratio=ratio,
-                        value_conv=value_conv or None,
-                        prefix_tokens=1,
-                        max_size=grid,
-                        **options,
-                    ),
-                    embed_dim,
-                    mlp_ratio,
-                    drop_path=rate,
-                    eps=1e-6,
+            self.blocks = nn.ModuleList()
+            for rate in spread_drop_path(drop_path_rate, depth):
+                layer = build_attention(attention, embed_dim, num_heads, max_size=grid, **options)
+                self.blocks.append(
+                    PreNormBlock(layer, embed_dim, mlp_ratio, drop_path=rate, eps=1e-6)
                 )
-                for rate in spread_drop_path(drop_path_rate, depth)
-            )
-            self.feature_info = [
-                {"num_chs": embed_dim, "reduction": patch_size, "module": f"blocks.{i}"}
-                for i in range(depth)
-            ]
+            place = {"num_chs": embed_dim, "reduction": patch_size}
+            self.feature_info = [place | {"module": f"blocks.{i}"} for i in range(depth)]
             self.add_head(embed_dim, num_classes, global_pool, drop_rate)
         self.to(dtype=dtype)
 
