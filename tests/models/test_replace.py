@@ -564,7 +564,7 @@ def test_heads_of_another_width_are_refused() -> None:
         (
             "softmax",
             {"num_landmarks": 49},
-            "attention 'softmax' has no tokens; leave it out, or choose",
+            "attention 'softmax' has no num_landmarks; leave it out, or choose",
         ),
         ("softpp", {"prefix_tokens": 2}, "prefix_tokens follows from the model"),
         ("softmax", {"qkv_bias": False}, "qkv_bias follows from the model"),
