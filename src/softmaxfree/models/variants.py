@@ -54,10 +54,10 @@ SIZES: dict[str, dict[str, Any]] = {
 """What the rest of a name stands for: nano, the journal's table, the authors' release."""
 
 PUBLISHED: dict[str, Path] = {
-    name: Path(__file__).parents[1] / "weights" / f"{name}.safetensors"
-    for name in ("soft_nano.cifar10", "softpp_nano.cifar10", "softx_nano.cifar10")
+    path.stem: path
+    for path in sorted((Path(__file__).parents[1] / "weights").glob("*.cifar10.safetensors"))
 }
-"""Names with weights that come with the package, and their files; docs/weights.md has the cards."""
+"""Names with weights, and their files; docs/weights.md has the cards and says what a wheel has."""
 
 _SMALL_IMAGES = {"input_size": (3, 32, 32), "pool_size": (2, 2), "crop_pct": 1.0}
 _CIFAR10: dict[str, Any] = {
@@ -118,132 +118,32 @@ def _as_released(attention: str) -> dict[str, Any]:
     return arguments
 
 
-@register_model
-def soft_nano(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransformer:
-    """SOFT-Nano for images of 32 to 64 pixels."""
-    return _create("soft_nano", pretrained, **kwargs)
+def _register(name: str, docstring: str) -> None:
+    """Makes a function of that name in this file, which builds the model, and tells timm."""
+
+    def build(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransformer:
+        return _create(name, pretrained, **kwargs)
+
+    build.__name__ = build.__qualname__ = name
+    build.__doc__ = docstring
+    globals()[name] = register_model(build)
 
 
-@register_model
-def soft_tiny(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransformer:
-    """SOFT-Tiny of the journal's table."""
-    return _create("soft_tiny", pretrained, **kwargs)
+for _design, _title in (("soft", "SOFT"), ("softpp", "SOFT++")):
+    for _size in SIZES:
+        _word, _, _release = _size.partition("_")
+        _source = {
+            "nano": "for images of 32 to 64 pixels",
+            "fudan": "as the authors released it",
+        }.get(_release or _word, "of the journal's table")
+        _register(f"{_design}_{_size}", f"{_title}-{_word.capitalize()} {_source}.")
 
-
-@register_model
-def soft_small(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransformer:
-    """SOFT-Small of the journal's table."""
-    return _create("soft_small", pretrained, **kwargs)
-
-
-@register_model
-def soft_medium(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransformer:
-    """SOFT-Medium of the journal's table."""
-    return _create("soft_medium", pretrained, **kwargs)
-
-
-@register_model
-def soft_large(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransformer:
-    """SOFT-Large of the journal's table."""
-    return _create("soft_large", pretrained, **kwargs)
-
-
-@register_model
-def soft_tiny_fudan(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransformer:
-    """SOFT-Tiny as the authors released it."""
-    return _create("soft_tiny_fudan", pretrained, **kwargs)
-
-
-@register_model
-def soft_small_fudan(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransformer:
-    """SOFT-Small as the authors released it."""
-    return _create("soft_small_fudan", pretrained, **kwargs)
-
-
-@register_model
-def soft_medium_fudan(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransformer:
-    """SOFT-Medium as the authors released it."""
-    return _create("soft_medium_fudan", pretrained, **kwargs)
-
-
-@register_model
-def soft_large_fudan(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransformer:
-    """SOFT-Large as the authors released it."""
-    return _create("soft_large_fudan", pretrained, **kwargs)
-
-
-@register_model
-def soft_huge_fudan(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransformer:
-    """SOFT-Huge as the authors released it."""
-    return _create("soft_huge_fudan", pretrained, **kwargs)
-
-
-@register_model
-def softpp_nano(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransformer:
-    """SOFT++-Nano for images of 32 to 64 pixels."""
-    return _create("softpp_nano", pretrained, **kwargs)
-
-
-@register_model
-def softx_nano(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransformer:
+_register(
+    "softx_nano",
     """SOFT++-Nano with a gate, value kernels by channel, 36 plain landmarks in each stage.
 
     At the cost of SOFT++-Nano it is 2.5 points more accurate after 400 steps on CIFAR-10
     (docs/reproduction.md), 0.3 after 28 epochs, and worse on images of other sizes
     (docs/weights.md).
-    """
-    return _create("softx_nano", pretrained, **kwargs)
-
-
-@register_model
-def softpp_tiny(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransformer:
-    """SOFT++-Tiny of the journal's table."""
-    return _create("softpp_tiny", pretrained, **kwargs)
-
-
-@register_model
-def softpp_small(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransformer:
-    """SOFT++-Small of the journal's table."""
-    return _create("softpp_small", pretrained, **kwargs)
-
-
-@register_model
-def softpp_medium(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransformer:
-    """SOFT++-Medium of the journal's table."""
-    return _create("softpp_medium", pretrained, **kwargs)
-
-
-@register_model
-def softpp_large(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransformer:
-    """SOFT++-Large of the journal's table."""
-    return _create("softpp_large", pretrained, **kwargs)
-
-
-@register_model
-def softpp_tiny_fudan(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransformer:
-    """SOFT++-Tiny as the authors released it."""
-    return _create("softpp_tiny_fudan", pretrained, **kwargs)
-
-
-@register_model
-def softpp_small_fudan(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransformer:
-    """SOFT++-Small as the authors released it."""
-    return _create("softpp_small_fudan", pretrained, **kwargs)
-
-
-@register_model
-def softpp_medium_fudan(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransformer:
-    """SOFT++-Medium as the authors released it."""
-    return _create("softpp_medium_fudan", pretrained, **kwargs)
-
-
-@register_model
-def softpp_large_fudan(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransformer:
-    """SOFT++-Large as the authors released it."""
-    return _create("softpp_large_fudan", pretrained, **kwargs)
-
-
-@register_model
-def softpp_huge_fudan(pretrained: bool = False, **kwargs: Any) -> SoftmaxFreeTransformer:
-    """SOFT++-Huge as the authors released it."""
-    return _create("softpp_huge_fudan", pretrained, **kwargs)
+    """,
+)
