@@ -19,11 +19,16 @@ that a small grid has as many windows as landmarks."""
 class SoftmaxFreeAttention(MultiHeadAttention):
     """Multi-head attention through landmarks, linear in the number of tokens.
 
+    With scaled queries Q, keys K, landmarks L, and the Gaussian kernel k, every head computes
+
+        SOFT      k(Q, L) A^+ k(L, K) V                    A = k(L, L)
+        SOFT++    k(Q, L) D^-1/2 A^+ D^-1/2 k(L, K) V      D = diag(A 1)
+
     Called as `attention(x, size)`, see `forward`. With a context, and where keys have a
     projection of their own, landmarks are samples of both queries and keys.
 
     In half precision the kernel, the inverse and sums over tokens are float32. A layer that is
-    float16 itself holds gradients to 65,504 only: see the page on promises.
+    float16 itself holds gradients up to 65,504 only: see the page on promises.
 
     Args:
         dim: Width of the tokens.
@@ -120,8 +125,10 @@ class SoftmaxFreeAttention(MultiHeadAttention):
         )
 
     def landmarks(self, q: Tensor, k: Tensor, layout: Layout) -> Sample:
-        """Landmarks as they are compared, with tokens times d^(-1/4): samples of queries,
-        and of keys where these are not the queries."""
+        """Landmarks on the scale of tokens times d^(-1/4).
+
+        They are samples of the queries, and of the keys too where these are not the queries.
+        """
         landmarks, landmark_mask = self.sample(q, layout.size, layout.query_mask)
         if k is not q:
             landmarks, landmark_mask = join(

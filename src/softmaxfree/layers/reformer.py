@@ -14,17 +14,17 @@ from .multihead import Layout, MultiHeadAttention, dropped_to_zero
 from .samplers import _hashed
 
 SELF_SCORE = -5e4
-"""Of a token with itself: it is its own nearest, so it counts only where it has no other."""
+"""Score of a token with itself, so low that it counts only where the token sees no other."""
 
 
 class ReformerAttention(MultiHeadAttention):
     """Attention within chunks of tokens that are sorted by a locality-sensitive hash.
 
-    Queries are keys (normalised to length 1), so that there is no cross-attention. In every round
-    a token sees its chunk and the one before. Rotations that hash are drawn anew at every training
-    step and fixed in evaluation. Sequences of any length are padded; what is padded or masked is
-    sorted behind all else and seen by nobody. Attention is linear in the number of tokens, but
-    hashing into n / bucket buckets is not.
+    Keys are the queries normalised to length 1, so that there is no cross-attention. In every round
+    a token sees its chunk and the one before. The rotations of the hash are drawn anew at every
+    training step and fixed in evaluation. Sequences are padded to whole chunks; padded and masked
+    tokens are sorted last, and no other token sees them. Attention is linear in the number of
+    tokens, but hashing into n / bucket buckets is not.
 
     Args:
         dim, num_heads: Width of the tokens, and heads that divide it.
@@ -63,7 +63,7 @@ class ReformerAttention(MultiHeadAttention):
 
 
 def fixed_rotations(hashes: int, pairs: int, width: int, device: torch.device) -> Tensor:
-    """(hashes, pairs, width), normal, the first pairs the same however many there are."""
+    """Normal numbers (hashes, pairs, width); more pairs leave the first ones as they are."""
     uniform = (_hashed((pairs, 2 * hashes * width), device) + 0.5) / 2**24
     radius, angle = uniform.view(pairs, 2, hashes, width).unbind(1)
     normal = (-2 * radius.log()).sqrt() * torch.cos(2 * math.pi * angle)  # Box and Muller

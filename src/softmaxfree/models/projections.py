@@ -38,7 +38,7 @@ def projections_of(attention: Any) -> Projections:
 
 
 def check_projections(attention: Any) -> None:
-    """Refuses projections that are not from all channels to as many."""
+    """Refuses projections that are not linear layers from all channels to as many."""
     qkv, proj = attention.qkv, attention.proj
     if not isinstance(qkv, nn.Linear) or not isinstance(proj, nn.Linear):
         raise UserError(
@@ -54,7 +54,7 @@ def check_projections(attention: Any) -> None:
 
 
 def split_projections(qkv: nn.Linear) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
-    """Queries', keys' and values' projections, copied."""
+    """Copies of the projections of queries, keys and values."""
     biases = (None,) * 3 if qkv.bias is None else qkv.bias.chunk(3)
     q, k, v = (
         _linear([weight], None if bias is None else [bias]).train(qkv.training)
@@ -64,13 +64,13 @@ def split_projections(qkv: nn.Linear) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
 
 
 def join_projections(*parts: nn.Linear) -> nn.Linear:
-    """One layer that gives what the parts give, one after another."""
+    """One linear layer that concatenates the outputs of the parts."""
     bias = None if parts[0].bias is None else [part.bias for part in parts]
     return _linear([part.weight for part in parts], bias)
 
 
 def _linear(weights: Sequence[Tensor], biases: Sequence[Tensor] | None) -> nn.Linear:
-    """A layer of copies of these rows, trained if any of them are."""
+    """A linear layer with copies of these rows, trainable if any of them is."""
     layer = nn.Linear(1, 1, biases is not None, device="meta")
     layer.weight = _parameter(weights)
     layer.out_features, layer.in_features = layer.weight.shape
@@ -86,14 +86,14 @@ def _parameter(rows: Sequence[Tensor]) -> nn.Parameter:
 
 
 def rename_projections(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Weights of a ViT or Swin, with the projections also under the names the model has for them.
+    """Adds to weights of a ViT or Swin their projections under the names that a model has for them.
 
-    They may come from a model with timm's own attention, with another in its place, or with
-    queries tied to keys. Where they have no keys, these are the queries.
+    The weights may come from a model with timm's own attention, with another one, or with queries
+    tied to keys. If they have no keys, the queries serve as keys.
 
     Args:
-        state: A state dict; what it has under a name of the model's stays as it is.
-        model: What is to take the weights.
+        state: A state dict; weights that it has under the model's names stay as they are.
+        model: The model that will load the weights.
     """
     renamed: dict[str, Tensor] = {}
     for place, attention in model.named_modules():
@@ -112,7 +112,7 @@ def rename_projections(state: Mapping[str, Tensor], model: nn.Module) -> dict[st
 
 
 def _saved_projections(state: Mapping[str, Tensor], place: str, leaf: str) -> dict[str, Tensor]:
-    """The tensors q, k, v and proj of an attention, whatever names they were saved under."""
+    """Finds q, k, v and proj of an attention, whatever names they were saved under."""
     found = {}
     if f"{place}.qkv.{leaf}" in state:
         found = dict(zip(("q", "k", "v"), state[f"{place}.qkv.{leaf}"].chunk(3)))

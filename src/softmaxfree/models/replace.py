@@ -59,24 +59,23 @@ def replace_attention(
         print(report)
         replace_attention(model, "original")  # the model as it came
 
-    What the new attention has no place for is set aside for the way back: the keys' projection, if
-    it is tied, and a Swin's bias of relative positions. Neither is in the model's `state_dict`.
-    Where queries have been trained or loaded since, keys come back as a copy of them; the bias
-    comes back as it was set aside.
+    The projections of queries, keys, values and results are kept; other weights of the new
+    attention are drawn at random and have to be trained. In a Swin the new attention sees the whole
+    map, without windows and shifts. Build optimisers anew: they hold the old parameters.
 
-    Projections are kept. In a Swin the new attention is over the whole map: windows and their
-    shifts are left out, and come back with the original. The weights of the new attention that are
-    not kept are drawn at random, to be trained. Optimisers that hold the model's parameters are to
-    be built anew.
+    Weights that the new attention cannot hold are set aside for the way back: the projection of
+    keys, if it is tied to that of queries, and a Swin's bias of relative positions. They are not in
+    the model's `state_dict`. If the queries have changed since, the keys come back as a copy of
+    them; the bias comes back unchanged.
 
     Args:
         model: A `VisionTransformer` (also distilled) or `SwinTransformer` of timm, or what
             `features_only=True` makes of one.
-        name: As in `softmaxfree.layers.registry`; `original` for timm's own.
-        measure: Whether to measure multiply-adds and memory before and after, which takes some
-            forward passes of the model at its own input size.
-        options: Of that attention, such as `num_landmarks`, `ratio` or `value_conv`. An attention
-            with landmarks gets 49 of them if neither of the first two is given.
+        name: A name of `softmaxfree.layers.registry`, or `original` for timm's own attention.
+        measure: Measure multiply-adds and memory before and after, which takes some forward passes
+            of the model at its own input size.
+        options: Options of the attention, such as `num_landmarks`, `ratio` or `value_conv`. An
+            attention with landmarks has 49 if neither of the first two is given.
     """
     core = _backbone(model, "replace_attention")
     places = _places(core)
@@ -110,13 +109,13 @@ def replace_attention(
 
 
 def tie_qk(model: nn.Module) -> nn.Module:
-    """Makes queries and keys of a timm ViT, DeiT or Swin the same, in place; returns the model.
+    """Makes queries the keys in a timm ViT, DeiT or Swin, in place; returns the model.
 
-    Every attention keeps the projections of queries and of values and loses that of keys: what is
-    left is softmax attention with a symmetric kernel, as in the paper's ablation.
+    Every attention loses its projection of keys and becomes softmax attention with a symmetric
+    kernel, as in the paper's ablation.
 
     Args:
-        model: As of `replace_attention`, with timm's own attention.
+        model: A model that `replace_attention` takes, with timm's own attention.
     """
     places = _places(_backbone(model, "tie_qk"))
     for place in places:
@@ -137,7 +136,7 @@ def tie_qk(model: nn.Module) -> nn.Module:
 
 
 def replaceable(model: nn.Module) -> bool:
-    """Whether a model is of the kind that `replace_attention` and `tie_qk` are for."""
+    """Tells whether `replace_attention` and `tie_qk` take a model."""
     return _core(model) is not None
 
 
@@ -169,12 +168,12 @@ def _backbone(model: nn.Module, caller: str) -> Any:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where an attention is."""
+    """Where in the model an attention is."""
 
     holder: Any
-    """What has it as `attn`: a block, or a branch of a block of several."""
+    """The module that has it as `attn`: a block, or a branch of a block with several."""
     grid: tuple[int, int]
-    """Of the tokens, at the model's own input size."""
+    """Grid of the tokens, at the model's own input size."""
     prefix: int
 
     @property
@@ -187,7 +186,7 @@ class _Place:
 
     @property
     def tied(self) -> bool:
-        """Whether timm's own attention has, or had, one projection for queries and keys."""
+        """Whether timm's own attention has one projection for queries and keys."""
         attention = self.attention
         return attention.tied if self.replaced else isinstance(attention.qkv, TiedProjection)
 
@@ -228,12 +227,12 @@ def _places(core: Any) -> list[_Place]:
 
 @dataclass(frozen=True)
 class _Change:
-    """What is to become of a place: another attention, or timm's own if there is none."""
+    """A change to make at a place: another attention, or timm's own if `layer` is None."""
 
     place: _Place
     layer: MultiHeadAttention | None
     keys: Keys | None
-    """What the layer has no place for."""
+    """The projection of keys that the layer cannot hold."""
     kept: list[str]
     new: list[str]
     dropped: list[str]
@@ -250,7 +249,7 @@ def _chosen(name: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _built(name: str, place: _Place, options: dict[str, Any]) -> _Change:
-    """The attention of that name, with the weights that it can take over; nothing changes yet."""
+    """Builds the attention of that name with the weights that it can take over."""
     had = projections_of(place.attention)
     old = place.attention.layer if place.replaced else place.attention
     if not place.replaced:
@@ -301,7 +300,7 @@ def _built(name: str, place: _Place, options: dict[str, Any]) -> _Change:
 
 
 def _copy_same(old: nn.Module, layer: nn.Module) -> dict[str, str]:
-    """Copies what both have under one name, beside the projections; returns the names."""
+    """Copies weights that both layers have, but for projections; returns their names."""
     copied = {}
     source = dict([*old.named_parameters(), *old.named_buffers()])
     for name, target in [*layer.named_parameters(), *layer.named_buffers()]:
@@ -317,7 +316,7 @@ def _copy_same(old: nn.Module, layer: nn.Module) -> dict[str, str]:
 
 
 def _restored(place: _Place) -> _Change:
-    """timm's own attention, with the weights that it can take over; nothing changes yet."""
+    """Plans to put timm's own attention back with the weights that it can take over."""
     parts = _parts(place.attention.layer)
     kept = [part for part in parts if part in PROJECTIONS]
     if "k" not in parts and not place.tied:
@@ -327,6 +326,7 @@ def _restored(place: _Place) -> _Change:
 
 
 def _commit(core: Any, change: _Change) -> None:
+    """Makes a change."""
     holder, attention, layer = change.place.holder, change.place.attention, change.layer
     if layer is None:
         holder.attn = _put_back(attention)
@@ -367,7 +367,7 @@ def _refuse_extras(attention: Any, names: tuple[str, ...]) -> None:
 
 
 def _parts(layer: MultiHeadAttention) -> list[str]:
-    """Its weights by name; a projection's two are one."""
+    """Names of a layer's weights; a projection counts as one."""
     names: dict[str, None] = {}
     for name, _ in layer.named_parameters():
         first = name.split(".")[0]
@@ -376,7 +376,7 @@ def _parts(layer: MultiHeadAttention) -> list[str]:
 
 
 def _had_parts(place: _Place) -> list[str]:
-    """What the attention of a place has by name, as `_parts`."""
+    """Names of the weights that the attention of a place has, as `_parts` gives them."""
     attention = place.attention
     if place.replaced:
         return _parts(attention.layer)

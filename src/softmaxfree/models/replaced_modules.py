@@ -27,13 +27,13 @@ class TiedProjection(nn.Module):
 
 
 class Grid:
-    """The grid of the image that passes through a ViT.
+    """The grid of the image that passes through a ViT, read by a hook of its patch embedding.
 
-    A hook of its patch embedding reads it. Gradient checkpointing runs blocks again when other
-    images have passed: before a block, and before its attention, the grid is left with the memory
-    of the tokens, which a checkpoint keeps, and is found there again. Where saved tensors are
-    moved meanwhile (`torch.autograd.graph.save_on_cpu`), all images before one backward pass must
-    have one grid.
+    Gradient checkpointing runs blocks again after other images have passed. So the grid is noted on
+    the memory of the tokens, which a checkpoint keeps, before each block and its attention, and
+    read there when the block runs again. If saved tensors are moved
+    (`torch.autograd.graph.save_on_cpu`), all images before one backward pass must have the same
+    grid.
     """
 
     def __init__(self, size: Size) -> None:
@@ -49,18 +49,18 @@ class Grid:
         self.of(inputs[0])
 
     def of(self, tokens: Tensor) -> Size:
-        """That of tokens (B, prefix + N, dim) that pass for the first time, or once more."""
+        """The grid of tokens (B, prefix + N, dim), also when a checkpoint runs them again."""
         if not torch.compiler.is_compiling():
             try:
                 memory: Any = tokens.untyped_storage()
-            except NotImplementedError:  # of torch.func's tensors, which have none
+            except NotImplementedError:  # tensors of torch.func have no storage
                 return self.size
             self.size = memory.__dict__.setdefault("softmaxfree_grid", self.size)
         return self.size
 
 
 def image_grid(core: Any) -> Grid:
-    """That of the model's hooks; gives it some if it has none."""
+    """The grid that the hooks of a ViT keep; adds the hooks if there are none."""
     embed = core.patch_embed
     for hook in embed._forward_hooks.values():
         if isinstance(hook, Grid):
@@ -85,13 +85,13 @@ def _of_grid(hook: Any) -> bool:
 
 @dataclass(frozen=True)
 class Keys:
-    """Keys' projection that a tied attention has no place for, and the queries' it belongs to."""
+    """The projection of keys that a tied attention cannot hold, and that of its queries."""
 
     q: nn.Linear
     k: nn.Linear
 
     def beside(self, q: nn.Linear) -> nn.Linear | None:
-        """The projection, as long as the queries' is what it was."""
+        """The keys' projection; None if the queries' has changed since."""
         for was, now in ((self.q.weight, q.weight), (self.q.bias, q.bias)):
             if now is not None and not now.is_meta and not torch.equal(was.to(now), now):
                 return None
@@ -99,13 +99,13 @@ class Keys:
 
 
 class Replaced(nn.Module):
-    """An attention in the place of timm's, which it keeps to be put back.
+    """An attention in the place of timm's, which it keeps for the way back.
 
     Args:
         layer: The attention.
         original: timm's, without the weights that the layer has taken over.
         tied: Whether timm's had one projection for queries and keys.
-        keys: Of a layer without keys, those that were there before.
+        keys: The projection of keys that the layer cannot hold.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Replaced(nn.Module):
 
 
 class TokenAttention(Replaced):
-    """Called as the attention of timm's ViT is."""
+    """A replaced attention of timm's ViT, called as the original."""
 
     def __init__(
         self,
@@ -157,12 +157,12 @@ class MapAttention(Replaced):
         return self.proj_drop(self.layer(x.flatten(1, 2), size)).unflatten(1, size)
 
     def set_window_size(self, window_size: tuple[int, int]) -> None:
-        """Of the original, for when it is put back."""
+        """Sets the window of the original, for when it is put back."""
         self.original.set_window_size(window_size)
 
 
 class WholeMapBlock(SwinTransformerBlock):
-    """A Swin's block, once its attention is replaced: no windows, no shifts."""
+    """A Swin's block with a replaced attention: no windows, no shifts."""
 
     def _attn(self, x: Tensor) -> Tensor:
         return self.attn(x)

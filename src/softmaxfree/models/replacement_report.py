@@ -14,31 +14,31 @@ from .cost import cost, image_bytes
 
 @dataclass(frozen=True)
 class Measured:
-    """What a model is at its own input size."""
+    """Size and cost of a model at its own input size."""
 
     parameters: int
     multiply_adds: float | None
-    """Of one image; None if not measured."""
+    """For one image; None if not measured."""
     memory: int | None
-    """Bytes that training keeps of one image for the backward pass; None if not measured."""
+    """Bytes kept for the backward pass of one image; None if not measured."""
 
 
 @dataclass(frozen=True)
 class Replacement:
-    """What `replace_attention` has done; printed, it is a small table."""
+    """The changes that `replace_attention` made; prints as a small table."""
 
     name: str
-    """Of the attention that the model has now."""
+    """Name of the attention that the model has now."""
     layers: int
-    """How many were replaced."""
+    """Number of layers that were replaced."""
     before: Measured
     after: Measured
     kept: tuple[str, ...]
-    """Weights that the layers have taken over."""
+    """Weights that the new layers took over."""
     new: tuple[str, ...]
-    """Weights that are to be trained."""
+    """Weights that have to be trained."""
     dropped: tuple[str, ...]
-    """What the attention before had and this one has no place for."""
+    """Weights of the attention before that this one cannot hold."""
 
     def __str__(self) -> str:
         lines = [f"attention {self.name!r} in {self.layers} layer{'s' * (self.layers != 1)}"]
@@ -80,7 +80,7 @@ def measure_model(model: nn.Module, core: Any, wanted: bool) -> Measured:
 
 @contextmanager
 def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Buffers, modes and random numbers are afterwards as they were before."""
+    """Restores buffers, modes and the random state of the model afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     buffers = [
         (module, name, buffer, buffer.clone())

@@ -2,9 +2,7 @@
 
 Lu, Zhang, Zhu, Feng, Xiang, Zhang: Softmax-free Linear Transformers, IJCV 2024.
 
-Two families carry the name. The journal's table has the softmax-free attention in all stages
-(`soft_tiny` to `softpp_large`); the authors' released code has softmax in the last one
-(`soft_tiny_fudan` to `softpp_huge_fudan`), and only for it are there checkpoints.
+The sizes that are registered in timm are in `variants.py`.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -142,8 +140,8 @@ class SoftmaxFreeTransformer(Backbone):
             any other size are taken too: the embeddings are resized.
         in_chans: Channels of an image.
         num_classes: Width of the logits; 0 for no head.
-        global_pool: What logits are made of: `token`, the class token; `avg`, the average of all
-            others; '' for all tokens as they are.
+        global_pool: Input of the head: `token`, the class token; `avg`, the average of all others;
+            '' for all tokens.
         embed_dims, depths: Width and number of blocks of each stage.
         num_heads: Heads of each stage; of width 32 if not given.
         num_landmarks: Landmarks (a square number) in every stage and at every size, so that cost is
@@ -151,22 +149,22 @@ class SoftmaxFreeTransformer(Backbone):
         ratios: In place of `num_landmarks`: side of the window of tokens that becomes one landmark,
             in each stage, so that their number grows with the image. With both, landmarks are
             averages over what the windows give.
-        attention: Of all stages, a name of `softmaxfree.layers.registry`: `soft`, `softpp`,
-            `softmax`, `linformer`, `spatial_reduction`, `performer`, `nystromformer`, `reformer`,
-            `skyformer`, `gaussian`, or one that was registered.
-        attention_options: Options of that attention alone, such as `{"features": 64}`; what the
-            model has an argument for is refused.
-        stage4: The last stage's: `soft` for the same as in the others, `softmax`, `gaussian`.
-        tie_qk: Queries and keys share a projection; if not given, as the attention has it.
+        attention: A name of `softmaxfree.layers.registry`, such as `soft`, `softpp`, `softmax`,
+            `linformer`, `spatial_reduction`, `performer`, `nystromformer`, `reformer`, `skyformer`
+            or `gaussian`.
+        attention_options: Options of that attention which are not arguments of the model, such as
+            `{"features": 64}`.
+        stage4: Attention of the last stage: `soft` for that of the others, `softmax`, `gaussian`.
+        tie_qk: Queries and keys share a projection; by default as the attention has it.
         sampler: How landmarks are made: `conv`, `avg`, `random` or `biased`.
         inverse, iters, ridge: How the landmark matrix is inverted, see `softmaxfree.pinv`.
         pad: `replicate` or `drop`, what becomes of sides that a ratio does not divide.
-        value_conv: Sizes (odd) of the convolutions of the values, one of each stage or one for
+        value_conv: Sizes (odd) of the convolutions of the values, one for each stage or one for
             all; 0 for none.
-        overlap: Patch embeddings by overlapping convolutions; if not, PVT's.
+        overlap: Embed patches by overlapping convolutions; if not, as PVT does.
         pre_norm: Normalise the input of each branch in all stages, as PVT does; if not, in the
-            last one only, and residual sums in the others.
-        position: What tells tokens their places: `learned` embeddings, or a convolution (`conv`).
+            last stage only, and residual sums in the others.
+        position: How tokens know their places: `learned` embeddings, or a convolution (`conv`).
         stem_stride: Stride of the first patch embedding: 4, or 2 for small images.
         mlp_ratios: Width of the hidden layers, in units of the stage's.
         act_layer: Activation in the first three stages: `gelu`, or `gelu_tanh` as released.
@@ -252,13 +250,13 @@ class SoftmaxFreeTransformer(Backbone):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """The stages' maps, and the last one's tokens.
+        """Returns the maps of the stages, and the tokens of the last one.
 
         Args:
             x: (B, in_chans, H, W) images.
-            indices: Which stages: the last so many if a number, all if None.
+            indices: Numbers of the stages; an int for that many of the last, None for all.
             norm: Apply the final normalisation to the last stage's map; the others have none.
-            stop_early: Compute no stage beyond the last that is asked for.
+            stop_early: Stop after the last of these stages.
             output_fmt: `NCHW`.
             intermediates_only: Return the maps alone.
         """
@@ -277,7 +275,7 @@ class SoftmaxFreeTransformer(Backbone):
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Drops the stages beyond the last that is asked for; returns the indices asked for."""
+        """Drops the stages after the last of `indices`; returns their numbers."""
         wanted, last = feature_take_indices(len(self.stages), indices)
         self.stages = self.stages[: last + 1]
         if prune_norm or last + 1 < self.num_stages:
@@ -300,7 +298,7 @@ class SoftmaxFreeTransformer(Backbone):
         }
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Which layer a parameter belongs to, for rates of learning that fall with depth."""
+        """Patterns that tell the layer of a parameter, for learning rates that fall with depth."""
         if coarse:
             return {"stem": r"^stages\.0\.(?:embed|position)", "blocks": r"^stages\.(\d+)"}
         return {
@@ -351,7 +349,7 @@ def _check_choice(name: str, value: str, choices: Collection[str]) -> None:
 
 
 def _four(name: str, values: Any, least: float = 1) -> tuple[Any, ...]:
-    """One value of each stage; one for all if a number is given."""
+    """One value for each stage; a number stands for all."""
     four = (values,) * 4 if isinstance(values, int | float) else tuple(values)
     if len(four) != 4 or min(four) < least:
         raise UserError(f"{name} must be 4 numbers, {least} or more, got {values!r}")

@@ -34,16 +34,16 @@ class SoftmaxFreeViT(Backbone):
         patch_size: Side of a patch.
         in_chans: Channels of an image.
         num_classes: Width of the logits; 0 for no head.
-        global_pool: What logits are made of: `token`, the class token; `avg`, the average of all
-            others; '' for all tokens as they are.
+        global_pool: Input of the head: `token`, the class token; `avg`, the average of all others;
+            '' for all tokens.
         embed_dim, depth, num_heads: Width, number of blocks, heads.
         num_landmarks: Landmarks (a square number) at every size, so that cost is linear in the
             number of pixels. SOFT and SOFT++ have 49 by default.
         ratio: In place of `num_landmarks`: side of the window of tokens that becomes one landmark.
         attention: A name of `softmaxfree.layers.registry`, as of `SoftmaxFreeTransformer`.
-        attention_options: Options of that attention alone, such as `{"features": 64}`; what the
-            model has an argument for is refused.
-        tie_qk: Queries and keys share a projection; if not given, as the attention has it.
+        attention_options: Options of that attention which are not arguments of the model, such as
+            `{"features": 64}`.
+        tie_qk: Queries and keys share a projection; by default as the attention has it.
         sampler: How landmarks are made: `conv`, `avg`, `random` or `biased`.
         inverse, iters, ridge: How the landmark matrix is inverted, see `softmaxfree.pinv`.
         pad: `replicate` or `drop`, what becomes of sides that the ratio does not divide.
@@ -141,16 +141,16 @@ class SoftmaxFreeViT(Backbone):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> list[Any] | tuple[Tensor, list[Any]]:
-        """What blocks give, and the last one's tokens.
+        """Returns the results of the blocks, and the tokens of the last one.
 
         Args:
             x: (B, in_chans, H, W) images.
-            indices: Which blocks: the last so many if a number, all if None.
-            return_prefix_tokens: Beside every map or sequence, its class token (B, 1, dim).
+            indices: Numbers of the blocks; an int for that many of the last, None for all.
+            return_prefix_tokens: Return the class token (B, 1, dim) beside each result.
             norm: Apply the final normalisation to all of them.
-            stop_early: Compute no block beyond the last that is asked for.
+            stop_early: Stop after the last of these blocks.
             output_fmt: `NCHW` for maps, `NLC` for tokens (B, N, dim).
-            intermediates_only: Return what the blocks give alone.
+            intermediates_only: Return the results of the blocks alone.
         """
         if output_fmt not in ("NCHW", "NLC"):
             raise UserError(f"output_fmt must be 'NCHW' or 'NLC', got {output_fmt!r}")
@@ -171,7 +171,7 @@ class SoftmaxFreeViT(Backbone):
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Drops the blocks beyond the last that is asked for; returns the indices asked for."""
+        """Drops the blocks after the last of `indices`; returns their numbers."""
         wanted, last = feature_take_indices(len(self.blocks), indices)
         self.blocks = self.blocks[: last + 1]
         if prune_norm:
@@ -184,7 +184,7 @@ class SoftmaxFreeViT(Backbone):
         return {"cls_token", "position.grid", "position.prefix"}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Which layer a parameter belongs to, for rates of learning that fall with depth."""
+        """Patterns that tell the layer of a parameter, for learning rates that fall with depth."""
         return {
             "stem": r"^cls_token|^position|^embed",
             "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))],
