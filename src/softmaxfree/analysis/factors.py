@@ -23,7 +23,7 @@ class Factors(NamedTuple):
     P: Tensor
     """(B, heads, N, m), the kernel of queries and landmarks."""
     P_keys: Tensor
-    """(B, heads, L, m), the kernel of keys and landmarks, 0 for masked keys; P if keys = queries."""
+    """(B, heads, L, m), the kernel of keys and landmarks, 0 for masked keys; P if k is q."""
     A: Tensor
     """(B, heads, m, m), the kernel of landmarks."""
     A_inverse: Tensor
