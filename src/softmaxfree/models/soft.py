@@ -40,12 +40,12 @@ pixels, or 32."""
 
 
 @dataclass(frozen=True)
-class Style:
-    """What all stages share, as of `SoftmaxFreeTransformer`."""
+class StageStyle:
+    """Arguments of `SoftmaxFreeTransformer` that all stages share."""
 
     attention: str
     options: Mapping[str, Any]
-    """Of the attention."""
+    """Options of the attention."""
     stage4: str
     act_layer: str
     overlap: bool
@@ -59,8 +59,8 @@ class Style:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What differs from stage to stage."""
+class StagePlan:
+    """Arguments that differ from stage to stage."""
 
     in_chans: int
     dim: int
@@ -69,11 +69,11 @@ class Plan:
     value_conv: int
     mlp_ratio: float
     strides: Sequence[int]
-    """Of the convolutions that embed the patches."""
+    """Strides of the convolutions that embed the patches."""
     reduction: int
     """Pixels along the side of a token."""
     grid: tuple[int, int]
-    """Of the tokens, at the model's image size."""
+    """Grid of the tokens, at the model's image size."""
     last: bool
 
 
@@ -87,7 +87,11 @@ class Stage(nn.Module):
     """
 
     def __init__(
-        self, style: Style, plan: Plan, landmarks: Mapping[str, int], rates: Iterator[float]
+        self,
+        style: StageStyle,
+        plan: StagePlan,
+        landmarks: Mapping[str, int],
+        rates: Iterator[float],
     ) -> None:
         super().__init__()
         dim, prefix = plan.dim, int(plan.last)
@@ -211,7 +215,7 @@ class SoftmaxFreeTransformer(Backbone):
             tie_qk=tie_qk, sampler=sampler, num_landmarks=num_landmarks, inverse=inverse,
             iters=iters, ridge=ridge, pad=pad,
         )  # fmt: skip
-        style = Style(attention, options, stage4, act_layer, overlap, pre_norm, position)
+        style = StageStyle(attention, options, stage4, act_layer, overlap, pre_norm, position)
         plans = _plans(
             img_size, in_chans, stem_stride, embed_dims, depths, num_heads, value_conv, mlp_ratios
         )
@@ -320,7 +324,7 @@ def _plans(
     num_heads: Sequence[int] | None,
     value_conv: int | Sequence[int],
     mlp_ratios: float | Sequence[float],
-) -> list[Plan]:
+) -> list[StagePlan]:
     """One plan for each stage; arguments as of `SoftmaxFreeTransformer`."""
     if stem_stride not in SIDES:
         raise UserError(f"stem_stride must be 4 or 2, got {stem_stride}")
@@ -332,7 +336,7 @@ def _plans(
     for i in range(4):
         reduction = stem_stride * 2**i
         plans.append(
-            Plan(
+            StagePlan(
                 dims[i - 1] if i else in_chans, dims[i], depths[i], heads[i], kernels[i], hidden[i],
                 strides=(2,) if i else (2, 1, stem_stride // 2),
                 reduction=reduction,
