@@ -8,7 +8,7 @@ divides by the row sums: its norm is about 1 at all resolutions.
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -92,26 +92,26 @@ class Diagnosis:
         trained = "an unknown size" if self.trained_size is None else by(self.trained_size)
         lines = [
             f"images of {by(self.size)} pixels, model trained at {trained}",
-            _line(
-                "layer", "n", "m", "cond A", "|A^+|", "|Z|", "|AZA|", "growth", "|S|", "residual"
-            ),
-        ]
-        for layer in self.layers:
-            lines.append(
-                _line(
-                    layer.name,
-                    str(layer.tokens),
-                    str(layer.num_landmarks),
-                    f"{layer.condition.max:.3g}",
-                    f"{layer.inverse_norm.max:.3g}",
-                    f"{layer.middle_norm.max:.3g}",
-                    f"{layer.landmark_attention_norm.max:.3g}",
-                    "" if layer.growth is None else f"{layer.growth:.3g}",
-                    f"{layer.norm.max:.3g}",
-                    f"{layer.residual.max:.1e}",
-                )
-            )
-        return "\n".join([*lines, *(f"warning: {sentence}" for sentence in self.warnings)])
+            _line("layer", *_COLUMNS),
+            *(_line(layer.name, *(cell(layer) for cell in _COLUMNS.values()))
+              for layer in self.layers),
+            *(f"warning: {sentence}" for sentence in self.warnings),
+        ]  # fmt: skip
+        return "\n".join(lines)
+
+
+_COLUMNS: dict[str, Callable[[LayerDiagnosis], str]] = {
+    "n": lambda layer: str(layer.tokens),
+    "m": lambda layer: str(layer.num_landmarks),
+    "cond A": lambda layer: f"{layer.condition.max:.3g}",
+    "|A^+|": lambda layer: f"{layer.inverse_norm.max:.3g}",
+    "|Z|": lambda layer: f"{layer.middle_norm.max:.3g}",
+    "|AZA|": lambda layer: f"{layer.landmark_attention_norm.max:.3g}",
+    "growth": lambda layer: "" if layer.growth is None else f"{layer.growth:.3g}",
+    "|S|": lambda layer: f"{layer.norm.max:.3g}",
+    "residual": lambda layer: f"{layer.residual.max:.1e}",
+}
+"""Columns of the table, and what they show of a layer."""
 
 
 def diagnose(
@@ -164,7 +164,7 @@ def diagnose(
 
 class _Measured(NamedTuple):
     record: AttentionRecord
-    """Of the last image."""
+    """The layer's pass of the last image."""
     measures: Measures
 
 

@@ -73,7 +73,10 @@ def fixed_rotations(hashes: int, pairs: int, width: int, device: torch.device) -
 def lsh_attention(
     qk: Tensor, v: Tensor, rotations: Tensor, bucket: int, mask: Tensor | None
 ) -> Tensor:
-    """Attention of tokens (B, heads, N, d) to those that fall near them in some round.
+    """Attends from tokens (B, heads, N, d) to tokens that are near them in some round.
+
+    Round r gives o_r = softmax(q k^T / sqrt(d)) v among the tokens that a token sees, and its
+    logarithm z_r of the sum of exponentials; the result is the sum of softmax(z)_r o_r.
 
     Args:
         qk: (B, heads, N, d), queries and keys.
@@ -84,7 +87,7 @@ def lsh_attention(
         mask: (B, N), True for the tokens to keep.
 
     Returns:
-        (B, heads, N, d), rounds weighted by what each found.
+        (B, heads, N, d).
     """
     n, dtype = qk.shape[-2], compute_dtype(qk, v)
     chunks = ceil_div(n, bucket)

@@ -175,6 +175,7 @@ class RandomSampler(Sampler):
         return _hashed(size, device)
 
     def count(self, size: Size) -> int:
+        """Number of landmarks of a grid without a mask."""
         if self.num_landmarks is not None:
             return min(self.num_landmarks, math.prod(size))
         return math.prod(self.grid(size))
@@ -285,7 +286,7 @@ def fill_dropped(x: Tensor, size: Size, mask: Tensor) -> Tensor:
 
 
 def pool(x: Tensor, size: Size, bins: Size, mask: Tensor | None) -> Sample:
-    """Averages tokens (B, heads, N, c) into bins, so many along each side.
+    """Averages tokens (B, heads, N, c) into a grid of bins.
 
     Bin i of g covers the tokens floor(i L / g) to ceil((i + 1) L / g) of the L along a side, as
     adaptive pooling does. With a mask (B, N), L counts the lines that hold a token to keep, and

@@ -77,5 +77,5 @@ def landmark_options(
 
 
 def window_ratio(side: int, num_landmarks: int) -> int:
-    """The largest window that makes at least so many landmarks of side x side tokens."""
+    """Side of the largest windows that make `num_landmarks` or more of side x side tokens."""
     return max(1, int(side // max(num_landmarks, 1) ** 0.5))

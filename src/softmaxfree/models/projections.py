@@ -17,6 +17,8 @@ PROJECTIONS = ("q", "k", "v", "proj")
 
 @dataclass(frozen=True)
 class Projections:
+    """The linear layers of an attention."""
+
     q: nn.Linear
     k: nn.Linear | None
     """None if queries are keys."""
@@ -25,6 +27,7 @@ class Projections:
 
 
 def projections_of(attention: Any) -> Projections:
+    """Finds the projections of timm's attention, or of one in its place."""
     if isinstance(attention, Replaced):
         layer: Any = attention.layer
         k = attention.keys.beside(layer.q) if attention.keys else layer.k

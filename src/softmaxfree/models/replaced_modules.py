@@ -46,6 +46,7 @@ class Grid:
             self.size = tuple(embed.dynamic_feat_size(tuple(inputs[0].shape[-2:])))
 
     def before_block(self, block: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        """Hook before a block: notes the grid on the memory of its tokens."""
         self.of(inputs[0])
 
     def of(self, tokens: Tensor) -> Size:
@@ -73,6 +74,7 @@ def image_grid(core: Any) -> Grid:
 
 
 def remove_grid(core: Any) -> None:
+    """Removes the hooks of the grid from a ViT."""
     for module in core.modules():
         for hooks in (module._forward_hooks, module._forward_pre_hooks):
             for key in [key for key, hook in hooks.items() if _of_grid(hook)]:
@@ -119,6 +121,7 @@ class Replaced(nn.Module):
 
     @property
     def original(self) -> Any:
+        """timm's own attention."""
         return self._original[0]
 
 

@@ -68,6 +68,7 @@ def _short(number: float, unit: str) -> str:
 
 
 def measure_model(model: nn.Module, core: Any, wanted: bool) -> Measured:
+    """Counts parameters and, if wanted, measures multiply-adds and memory at the model's size."""
     parameters = sum(parameter.numel() for parameter in model.parameters())
     if not wanted:
         return Measured(parameters, None, None)
