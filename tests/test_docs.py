@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import softmaxfree
-from softmaxfree.models.soft import PUBLISHED
+from softmaxfree.models.variants import PUBLISHED
 from softmaxfree.tasks.published import card
 
 ROOT = Path(__file__).parents[1]

@@ -13,7 +13,7 @@ import timm
 import torch
 from safetensors.torch import load_file, save_file
 
-import softmaxfree.cli
+from softmaxfree.models.convert import convert
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "mindspore" / "build" / "exchange"
@@ -33,7 +33,7 @@ def write() -> None:
         model.train()(torch.randn(2, 3, 64, 64))
     released, converted = FOLDER / "released.pth", FOLDER / "soft_tiny_fudan.safetensors"
     torch.save({"state_dict": to_released(model.state_dict())}, released)
-    softmaxfree.cli.convert(released, converted)
+    convert(released, converted)
     released.unlink()
     images = torch.randn(1, 3, 256, 192)
     model = timm.create_model("soft_tiny_fudan", checkpoint_path=converted).eval()

@@ -22,7 +22,7 @@ from softmaxfree_mindspore.digits import load_digits, permutation
 from softmaxfree_mindspore.layers.samplers import SAMPLERS
 from softmaxfree_mindspore.models.checkpoints import load_arrays, state_arrays, torch_name
 from softmaxfree_mindspore.models.position import PositionEmbedding, resize_grid
-from softmaxfree_mindspore.models.soft import FAMILY
+from softmaxfree_mindspore.models.soft import SIZES
 from softmaxfree_mindspore.train import (
     RECIPE,
     decayed,
@@ -145,8 +145,8 @@ def test_schedule(vectors: Arrays) -> None:
 
 def test_tables(vectors: Arrays) -> None:
     """Every model has the arguments that it has there, and every argument its default."""
-    family, defaults = (inputs.decoded(vectors[f"tables/{n}"]) for n in ("family", "defaults"))
-    assert json.loads(json.dumps(FAMILY)) == family
+    sizes, defaults = (inputs.decoded(vectors[f"tables/{n}"]) for n in ("sizes", "defaults"))
+    assert json.loads(json.dumps(SIZES)) == sizes
     for function in (pinv, softmax_free_attention, SoftmaxFreeTransformer, SoftmaxFreeAttention):
         for name, parameter in inspect.signature(function).parameters.items():
             there = defaults[function.__name__].get(name)

@@ -1,5 +1,7 @@
 """The layer: any size, any sampler, masks, class tokens, context."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -61,6 +63,29 @@ def test_any_image_gives_a_finite_result_and_gradients_everywhere(
     for tensor in (out, x.grad, *(p.grad for p in layer.parameters())):
         assert tensor is not None
         assert tensor.isfinite().all()
+
+
+@pytest.mark.parametrize(("ndim", "sizes"), [(2, [(14, 14), (56, 80)]), (1, [(98,), (3000,)])])
+def test_by_default_there_are_49_landmarks_at_every_size(
+    ndim: int, sizes: list[tuple[int, ...]]
+) -> None:
+    """So the cost is linear in the number of tokens."""
+    for name in SAMPLERS:
+        layer = SoftmaxFreeAttention(12, 2, ndim=ndim, sampler=name).eval()
+        for size in sizes:
+            queries = torch.randn(1, 2, math.prod(size), 6)
+            assert layer.sample(queries, size, None)[0].shape == (1, 2, 49, 6)
+
+
+def test_the_number_of_landmarks_is_that_of_the_windows_of_a_ratio() -> None:
+    queries = torch.randn(1, 2, 24 * 16, 6)
+    for arguments, expected in (
+        ({"ratio": 4}, 24),
+        ({"num_landmarks": 9}, 9),
+        ({"ratio": 4, "num_landmarks": 9}, 9),
+    ):
+        layer = SoftmaxFreeAttention(12, 2, **arguments).eval()
+        assert layer.sample(queries, (24, 16), None)[0].shape[2] == expected
 
 
 def test_is_the_operation_between_its_projections() -> None:

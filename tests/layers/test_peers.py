@@ -106,9 +106,9 @@ def test_linformer_has_as_many_mixtures_as_soft_has_landmarks() -> None:
 def test_linformer_refuses_bad_numbers_of_mixtures() -> None:
     for options, message in (
         ({"ratio": 0}, "ratio must be at least 1, got 0"),
-        ({"num_landmarks": 0}, "tokens must be at least 1, got 0"),
-        ({"num_landmarks": -3}, "tokens must be at least 1, got -3"),
-        ({"num_landmarks": 5}, "tokens must be a square number for images, got 5"),
+        ({"num_landmarks": 0}, "num_landmarks must be at least 1, got 0"),
+        ({"num_landmarks": -3}, "num_landmarks must be at least 1, got -3"),
+        ({"num_landmarks": 5}, "num_landmarks must be a square number for images, got 5"),
     ):
         with pytest.raises(ValueError, match=message):
             LinformerAttention(12, 3, max_size=(4, 5), **options)

@@ -160,8 +160,8 @@ def test_biased_takes_the_first() -> None:
         ({"ndim": 3}, r"ndim must be 1 \(sequences\) or 2 \(images\), got 3"),
         ({"ratio": 0}, "ratio must be at least 1, got 0"),
         ({"pad": "zeros"}, "pad must be 'replicate' or 'drop', got 'zeros'"),
-        ({"num_landmarks": 50}, "tokens must be a square number for images, got 50"),
-        ({"num_landmarks": 0}, "tokens must be at least 1, got 0"),
+        ({"num_landmarks": 50}, "num_landmarks must be a square number for images, got 50"),
+        ({"num_landmarks": 0}, "num_landmarks must be at least 1, got 0"),
     ],
 )
 def test_bad_arguments_are_named(kwargs: dict[str, object], message: str) -> None:

@@ -5,6 +5,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from softmaxfree.layers.attention import SoftmaxFreeAttention
 from softmaxfree.layers.gaussian import GaussianAttention
 from softmaxfree.layers.multihead import MultiHeadAttention
 from softmaxfree.layers.samplers import SAMPLERS
@@ -178,26 +179,68 @@ def test_tie_qk() -> None:
         assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("tokens", [36, 49, 64, 81])
-def test_tokens_in_place_of_ratios(tokens: int) -> None:
-    """As many landmarks, and the class token, in every stage and at every size."""
-    model = build("softpp_tiny", num_landmarks=tokens, depths=(1, 1, 1, 1))
-    found = []
-    for layer in attentions(model):
-        layer.landmark_norm.register_forward_hook(lambda *call: found.append(call[2].shape[2]))
-    with torch.no_grad():
-        model(images(1, 3, 288, 320))
-    assert found == [tokens, tokens, tokens, tokens + 1]
+SHALLOW = {"depths": (1, 1, 1, 1)}
 
 
-def test_49_tokens_at_224_are_the_ratios_with_the_same_weights() -> None:
-    ratios = build("softpp_tiny", depths=(1, 1, 1, 1))
-    tokens = build("softpp_tiny", depths=(1, 1, 1, 1), num_landmarks=49)
-    tokens.load_state_dict(ratios.state_dict())
-    x = images(1, 3, 224, 224)
+def landmarks(model: nn.Module, *size: int) -> list[int]:
+    """How many landmarks the layers make of an image, the class token included."""
+    found: list[int] = []
+    for module in model.modules():
+        if isinstance(module, SoftmaxFreeAttention):
+            module.landmark_norm.register_forward_hook(lambda *call: found.append(call[2].shape[2]))
     with torch.no_grad():
-        assert relative_error(tokens(x), ratios(x)) < 1e-5
-        assert relative_error(tokens(images(1, 3, 288, 288)), ratios(images(1, 3, 288, 288))) > 1e-3
+        model(images(1, 3, *size))
+    return found
+
+
+@pytest.mark.parametrize("number", [36, 49, 64, 81])
+def test_the_number_of_landmarks_is_the_same_in_every_stage_and_at_every_size(number: int) -> None:
+    model = build("softpp_tiny", num_landmarks=number, **SHALLOW)
+    assert landmarks(model, 288, 320) == [number, number, number, number + 1]
+
+
+def test_journal_models_have_49_landmarks_by_default() -> None:
+    for name in ("soft_tiny", "softpp_tiny"):
+        assert landmarks(build(name, **SHALLOW), 288, 320) == [49, 49, 49, 50]
+    assert landmarks(build("softpp_vit_small", depth=1), 320, 352) == [50]
+
+
+def test_released_and_nano_models_keep_their_ratios() -> None:
+    """At 256 pixels a window of 8 tokens of stage 1 makes 8 x 8 landmarks."""
+    assert landmarks(build("softpp_tiny_fudan", **SHALLOW), 256, 256)[:3] == [64, 64, 64]
+    assert landmarks(build("softpp_nano"), 64, 64) == [64, 64, 64, 64, 17]
+    assert landmarks(build("softx_nano"), 64, 64) == [36, 36, 36, 36, 17]
+
+
+@pytest.mark.parametrize("name", ["softpp_tiny", "softpp_tiny_fudan", "softx_nano"])
+def test_ratios_and_numbers_of_landmarks_replace_each_other(name: str) -> None:
+    by_ratio = build(name, ratios=(8, 4, 2, 1), **SHALLOW)
+    assert landmarks(by_ratio, 256, 256)[0] in (64, 256)  # of 64 x 64 tokens, or 128 x 128
+    by_number = build(name, num_landmarks=16, **SHALLOW)
+    assert landmarks(by_number, 256, 256)[:3] == [16, 16, 16]
+    both = build(name, ratios=(4, 4, 2, 1), num_landmarks=16, **SHALLOW)
+    assert landmarks(both, 256, 256)[:3] == [16, 16, 16]
+    assert both.stages[0].blocks[0].attention.sampler.ratio == 4
+
+
+def test_49_landmarks_at_224_are_the_ratios_with_the_same_weights() -> None:
+    ratios, number = (
+        build("softpp_tiny", ratios=(8, 4, 2, 1), **SHALLOW),
+        build("softpp_tiny", **SHALLOW),
+    )
+    number.load_state_dict(ratios.state_dict())
+    x, larger = images(1, 3, 224, 224), images(1, 3, 288, 288)
+    with torch.no_grad():
+        assert relative_error(number(x), ratios(x)) < 1e-5
+        assert relative_error(number(larger), ratios(larger)) > 1e-3
+
+
+def test_weights_fit_models_of_all_image_sizes() -> None:
+    """Also convolutions that make landmarks, whose windows could follow the size."""
+    for name, arguments in (("softpp_tiny", SHALLOW), ("softx_nano", {})):
+        weights = build(name, **arguments).state_dict()
+        for size in (64, 384):
+            build(name, img_size=size, **arguments).load_state_dict(weights)
 
 
 def test_inverse_iterations_and_ridge_reach_every_layer() -> None:

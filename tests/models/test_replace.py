@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from softmaxfree import MultiHeadAttention, register_attention, replace_attention, tie_qk
 from softmaxfree.lab.bench.contestants import layer_names
 from softmaxfree.layers.registry import ATTENTIONS
-from softmaxfree.models.soft import window_ratio
+from softmaxfree.models.options import window_ratio
 
 from ..helpers import relative_error
 
@@ -190,13 +190,13 @@ def test_the_number_of_landmarks_follows_from_the_map() -> None:
     model = vit(img_size=(224, 336))
     replace_attention(model, "softpp", measure=False)
     sampler = layers(model)[0].sampler
-    assert (sampler.tokens, sampler.ratio) == (49, window_ratio(14, 49)) == (49, 2)
+    assert (sampler.num_landmarks, sampler.ratio) == (49, window_ratio(14, 49)) == (49, 2)
     replace_attention(model, "softpp", num_landmarks=16, measure=False)
     sampler = layers(model)[0].sampler
-    assert (sampler.tokens, sampler.ratio) == (16, 3)
+    assert (sampler.num_landmarks, sampler.ratio) == (16, 3)
     replace_attention(model, "softpp", ratio=7, sampler="avg", measure=False)
     sampler = layers(model)[0].sampler
-    assert (sampler.tokens, sampler.ratio) == (None, 7)
+    assert (sampler.num_landmarks, sampler.ratio) == (None, 7)
     model = swin()
     replace_attention(model, "softpp", measure=False)
     assert [layer.sampler.ratio for layer in layers(model)] == [2, 2, 1]
@@ -564,12 +564,12 @@ def test_heads_of_another_width_are_refused() -> None:
         (
             "softmax",
             {"num_landmarks": 49},
-            "attention 'softmax' has no tokens; leave it out, or choose",
+            "attention 'softmax' has no num_landmarks; leave it out, or choose",
         ),
         ("softpp", {"prefix_tokens": 2}, "prefix_tokens follows from the model"),
         ("softmax", {"qkv_bias": False}, "qkv_bias follows from the model"),
         ("soft", {"normalize": True}, "normalize is what tells softpp from soft"),
-        ("softpp", {"num_landmarks": 50}, "tokens must be a square number"),
+        ("softpp", {"num_landmarks": 50}, "num_landmarks must be a square number"),
         (
             "original",
             {"num_landmarks": 49},

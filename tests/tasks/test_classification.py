@@ -15,7 +15,7 @@ from softmaxfree.data.counters import seed_step
 from softmaxfree.data.samples import Batch
 from softmaxfree.layers.softmax import SoftmaxAttention
 from softmaxfree.models.build import build_model
-from softmaxfree.models.replace import TiedProjection
+from softmaxfree.models.replaced_modules import TiedProjection
 from softmaxfree.tasks import Classification
 from softmaxfree.tasks.classification import Scores
 from softmaxfree.tasks.warm_start import Teacher, distillation_loss, initialise

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 
 from softmaxfree.data.cifar10 import CLASSES
-from softmaxfree.models.soft import PUBLISHED
+from softmaxfree.models.variants import PUBLISHED
 from softmaxfree.tasks.published import TEST_SETS, card, page, publish
 
 ROOT = Path(__file__).parents[2]

@@ -29,7 +29,8 @@ from softmaxfree.data.transforms import evaluation_transform, training_transform
 from softmaxfree.files import recipe
 from softmaxfree.layers.samplers import SAMPLERS
 from softmaxfree.models.checkpoints import resize_grid
-from softmaxfree.models.soft import FAMILY, SoftmaxFreeTransformer
+from softmaxfree.models.soft import SoftmaxFreeTransformer
+from softmaxfree.models.variants import SIZES
 from softmaxfree.tasks import Classification
 from softmaxfree.tasks.ema import MovingAverage
 
@@ -223,7 +224,7 @@ def tables() -> Arrays:
     found = {function.__name__: defaults(function) for function in shared}
     found["SoftmaxFreeAttention"] = defaults(softmaxfree.SoftmaxFreeAttention)
     return {
-        "tables/family": inputs.encoded(FAMILY),
+        "tables/sizes": inputs.encoded(SIZES),
         "tables/defaults": inputs.encoded(found),
     }
 

@@ -1,4 +1,4 @@
-"""What one layer has attended with, and what follows from it."""
+"""A recorded pass of one attention layer: its tokens, rows of its matrix, its factors."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -19,17 +19,17 @@ from .factors import Factors, factors_of
 class AttentionRecord:
     """Queries, keys and values of a layer in one forward pass.
 
-    Rows and factors are computed when they are asked for, with the layer's weights as they are
-    then. The layer must be in evaluation mode: in training some draw at random.
+    Rows and factors are computed on request, with the layer's current weights. The layer must be in
+    evaluation mode: in training some attentions draw at random.
     """
 
     name: str
     """The layer's place in the model, as in `model.get_submodule(name)`."""
     attention: MultiHeadAttention
     attend: Callable[[Tensor, Tensor, Tensor, Layout], Tensor]
-    """The layer's own, which nothing records."""
+    """The layer's `attend`, without the recording."""
     q: Tensor
-    """(B, heads, N, d), in the weights' type, as k and v."""
+    """(B, heads, N, d), as k and v in the type of the weights."""
     k: Tensor
     """(B, heads, L, d); q itself for tied self-attention."""
     v: Tensor
@@ -40,7 +40,7 @@ class AttentionRecord:
     """Whether the layer was in training mode."""
 
     def factors(self) -> Factors:
-        """P, A, D and the inverse; of SOFT and SOFT++ only."""
+        """Computes P, A, D and the inverse, of SOFT and SOFT++ only."""
         if not isinstance(self.attention, SoftmaxFreeAttention):
             raise UserError(
                 f"layer {self.name!r} is {type(self.attention).__name__}, without the factors P, A "
@@ -50,15 +50,15 @@ class AttentionRecord:
         return factors_of(self.attention, self.q, self.k, self.layout)
 
     def rows(self, queries: Sequence[int], head: int | None = None) -> Tensor:
-        """Rows of the attention matrix S, for which a head's result is S v.
+        """Computes rows of the attention matrix S; a head's result is S v.
 
         Args:
-            queries: Places among the tokens, the prefix first; `token` and `token_at` find them.
+            queries: Numbers of tokens, the prefix first; `token` and `token_at` find them.
             head: All heads if None.
 
         Returns:
             (B, heads, len(queries), L) or, of one head, (B, len(queries), L), the prefix first.
-            Of all attentions but SOFT and SOFT++ they are found by `rows_by_gradient`.
+            Attentions other than SOFT and SOFT++ need `rows_by_gradient`.
         """
         count, heads = self.q.shape[-2], self.q.shape[1]
         for query in queries:
@@ -77,7 +77,7 @@ class AttentionRecord:
         return rows if head is None else rows[:, head]
 
     def rows_by_gradient(self, queries: Sequence[int]) -> Tensor:
-        """The same of any attention, (B, heads, len(queries), L).
+        """Computes rows (B, heads, len(queries), L) of any attention.
 
         Attention is linear in the values and treats their channels alike: the gradient of a
         query's result in one channel, with respect to the values in it, is the query's row. It
@@ -95,7 +95,7 @@ class AttentionRecord:
         return torch.stack(rows, -2)
 
     def token(self, *place: int) -> int:
-        """The number of the query at a place of the grid, such as (row, column)."""
+        """Number of the token at a place of the grid, such as (row, column)."""
         size = self.layout.size
         if len(place) != len(size) or any(not 0 <= i < side for i, side in zip(place, size)):
             raise UserError(
@@ -108,7 +108,7 @@ class AttentionRecord:
         return self.attention.prefix_tokens + number
 
     def token_at(self, *fractions: float) -> int:
-        """The number of the query at a place of the image, (0, 0) to (1, 1), the height first."""
+        """Number of the token at a place of the image, (0, 0) to (1, 1), the height first."""
         if any(not 0 <= fraction <= 1 for fraction in fractions):
             raise UserError(f"a place of the image must be between 0 and 1, got {fractions}")
         sides = self.layout.size
@@ -135,5 +135,5 @@ def _cloned(layout: Layout) -> Layout:
 
 
 def by(size: Size) -> str:
-    """As in 8 x 8."""
+    """Formats a size, such as 8 x 8."""
     return " x ".join(map(str, size))

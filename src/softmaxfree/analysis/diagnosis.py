@@ -1,14 +1,14 @@
 """The health of softmax-free attention: condition numbers, spectral norms, residuals.
 
-SOFT sums over tokens, of which a larger image has more. Attention among the landmarks
-themselves, A Z A, shows it: its spectral norm is |A|, which is 1 to m, and what was trained at one
+SOFT sums over tokens, and a larger image has more of them. Attention among the landmarks, A Z A,
+shows the effect: for SOFT its spectral norm is |A|, between 1 and m, and a model trained at one
 resolution fails at another (the paper: 82.5 % at 224 pixels, 33.7 % at 384, 0.14 % at 512). SOFT++
-divides by the sums: its norm is about 1 at all resolutions.
+divides by the row sums: its norm is about 1 at all resolutions.
 """
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,19 +25,19 @@ from .hooks import evaluating, recorded_attention
 from .measures import Measures, measures_of
 
 MOST_GROWTH = 2.0
-"""|A Z A| may be so many times that at the trained size, or so many times less. In nano models,
-trained and not, SOFT's was more than that in some layers at 1.5 times the side, SOFT++'s at most
-1.5 times at 3 times the side."""
+"""Warn if |A Z A| differs from its value at the trained size by more than this factor. In nano
+models, trained and not, SOFT exceeds it in some layers at 1.5 times the side; SOFT++ stays below
+1.5 at 3 times the side."""
 
 MOST_RESIDUAL = 1e-2
-"""What |B X B - B| / |B| of an inverse X of B may be."""
+"""Warn if |B X B - B| / |B| of a computed inverse X of B is larger."""
 
 _NAME = 28
 """Columns of a layer's name in a table."""
 
 
 class Spread(NamedTuple):
-    """Over all images and heads."""
+    """Mean and maximum over all images and heads."""
 
     mean: float
     max: float
@@ -59,80 +59,80 @@ class LayerDiagnosis:
     condition: Spread
     """Condition number of A."""
     ridged_condition: Spread
-    """That of A plus the layer's ridge, which is inverted."""
+    """Condition number of A plus the layer's ridge, the matrix that is inverted."""
     inverse_norm: Spread
     """|A^+|, the spectral norm of the inverse as the layer computes it."""
     middle_norm: Spread
-    """|Z|; for SOFT the same."""
+    """|Z|; for SOFT the same as |A^+|."""
     landmark_attention_norm: Spread
-    """|A Z A|, that of attention among the landmarks."""
+    """|A Z A|, the norm of attention among the landmarks."""
     norm: Spread
     """|S|."""
     residual: Spread
     """|B X B - B| / |B| of the inverse X that the layer computes, with B = A plus its ridge, in
     Frobenius norms."""
     growth: float | None
-    """Mean |A Z A| in units of that at the trained size; None if that size is not known."""
+    """Mean |A Z A| divided by its value at the trained size; None if that size is unknown."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What `diagnose` has found; printed, it is a table of the largest values."""
+    """The result of `diagnose`; prints as a table of the largest values."""
 
     size: tuple[int, int]
     """(height, width) of the images."""
     trained_size: tuple[int, int] | None
-    """What they are compared with; None if it is not known."""
+    """Size of the images in training; None if it is unknown."""
     layers: tuple[LayerDiagnosis, ...]
     """In the order in which they ran."""
     warnings: tuple[str, ...]
-    """A sentence each; none if all is well."""
+    """One sentence for each problem."""
 
     def __str__(self) -> str:
         trained = "an unknown size" if self.trained_size is None else by(self.trained_size)
         lines = [
             f"images of {by(self.size)} pixels, model trained at {trained}",
-            _line(
-                "layer", "n", "m", "cond A", "|A^+|", "|Z|", "|AZA|", "growth", "|S|", "residual"
-            ),
-        ]
-        for layer in self.layers:
-            lines.append(
-                _line(
-                    layer.name,
-                    str(layer.tokens),
-                    str(layer.num_landmarks),
-                    f"{layer.condition.max:.3g}",
-                    f"{layer.inverse_norm.max:.3g}",
-                    f"{layer.middle_norm.max:.3g}",
-                    f"{layer.landmark_attention_norm.max:.3g}",
-                    "" if layer.growth is None else f"{layer.growth:.3g}",
-                    f"{layer.norm.max:.3g}",
-                    f"{layer.residual.max:.1e}",
-                )
-            )
-        return "\n".join([*lines, *(f"warning: {sentence}" for sentence in self.warnings)])
+            _line("layer", *_COLUMNS),
+            *(_line(layer.name, *(cell(layer) for cell in _COLUMNS.values()))
+              for layer in self.layers),
+            *(f"warning: {sentence}" for sentence in self.warnings),
+        ]  # fmt: skip
+        return "\n".join(lines)
+
+
+_COLUMNS: dict[str, Callable[[LayerDiagnosis], str]] = {
+    "n": lambda layer: str(layer.tokens),
+    "m": lambda layer: str(layer.num_landmarks),
+    "cond A": lambda layer: f"{layer.condition.max:.3g}",
+    "|A^+|": lambda layer: f"{layer.inverse_norm.max:.3g}",
+    "|Z|": lambda layer: f"{layer.middle_norm.max:.3g}",
+    "|AZA|": lambda layer: f"{layer.landmark_attention_norm.max:.3g}",
+    "growth": lambda layer: "" if layer.growth is None else f"{layer.growth:.3g}",
+    "|S|": lambda layer: f"{layer.norm.max:.3g}",
+    "residual": lambda layer: f"{layer.residual.max:.1e}",
+}
+"""Columns of the table, and what they show of a layer."""
 
 
 def diagnose(
     model: nn.Module, images: Tensor, trained_size: int | Sequence[int] | None = None
 ) -> Diagnosis:
-    """Measures the softmax-free attention of a model on images, each by itself.
+    """Measures condition numbers, norms and residuals of softmax-free attention on images.
 
         print(diagnose(model, images))
 
-    It warns, in the result and once by a `UserWarning`, where values are not finite, where the
-    norm of A Z A is another than at the resolution the model was trained at, to which the same
-    images are resized for comparison, and where an inverse is none.
+    It warns, in the result and once by a `UserWarning`, if values are not finite, if the norm of
+    A Z A differs from its value at the resolution of training (the same images are resized for the
+    comparison), and if a computed inverse has a large residual.
 
     Args:
         model: With SOFT or SOFT++ in some of its layers. It is run in evaluation mode.
         images: (B, channels, H, W), normalised as the model expects them.
         trained_size: Side, or (height, width), of the images the model was trained with; if not
-            given, what its position embeddings are for.
+            given, the size that its position embeddings are for.
 
     Returns:
-        A `Diagnosis`, computed in float64 from what the layers compute.
+        A `Diagnosis`, computed in float64 from the matrices of the layers.
     """
     check_floating(images=images)
     if images.ndim != 4 or images.numel() == 0:
@@ -164,12 +164,12 @@ def diagnose(
 
 class _Measured(NamedTuple):
     record: AttentionRecord
-    """Of the last image."""
+    """The layer's pass of the last image."""
     measures: Measures
 
 
 def _measure(model: nn.Module, images: Tensor) -> dict[str, _Measured]:
-    """Layers by name. One image after the other: factors in float64 take much memory."""
+    """Measures layers by name, one image at a time: factors in float64 take much memory."""
     found: dict[str, _Measured] = {}
     for image in images.split(1):
         with recorded_attention(model) as layers:
@@ -185,7 +185,7 @@ def _measure(model: nn.Module, images: Tensor) -> dict[str, _Measured]:
 
 
 def _summary(layer: _Measured, usual: _Measured | None) -> LayerDiagnosis:
-    """A layer, beside itself at the trained size."""
+    """Summarises a layer, compared with itself at the trained size."""
     record, measures = layer.record, layer.measures
     assert isinstance(record.attention, SoftmaxFreeAttention)
     numbers = measures._asdict()
@@ -206,7 +206,7 @@ def _mean_norm(layer: _Measured) -> Tensor:
 
 
 def _trained_size(model: nn.Module) -> tuple[int, int] | None:
-    """What the position embeddings of a model, or of the backbone in it, are for."""
+    """The image size that the position embeddings of a model, or of its backbone, are for."""
     for module in model.modules():
         if isinstance(module, Backbone):
             info: Any = module.feature_info

@@ -17,21 +17,21 @@ from ..ops.precision import compute_dtype, without_autocast
 class Factors(NamedTuple):
     """S = P Z P_keys^T of every image and head, with Z = A^+ (SOFT) or D^-1/2 A^+ D^-1/2 (SOFT++).
 
-    S itself, of as many rows and columns as there are tokens, is never formed.
+    S itself, with a row and a column for every token, is never formed.
     """
 
     P: Tensor
     """(B, heads, N, m), the kernel of queries and landmarks."""
     P_keys: Tensor
-    """(B, heads, L, m), that of keys, 0 for those that a mask drops; P where keys are queries."""
+    """(B, heads, L, m), the kernel of keys and landmarks, 0 for masked keys; P if k is q."""
     A: Tensor
     """(B, heads, m, m), the kernel of landmarks."""
     A_inverse: Tensor
-    """(B, heads, m, m), as the layer computes it: of A plus a ridge, by so many steps."""
+    """(B, heads, m, m), the inverse of A plus a ridge, as the layer computes it."""
     D: Tensor | None
     """(B, heads, m), the row sums of A that SOFT++ normalises with; None for SOFT."""
     Z: Tensor
-    """(B, heads, m, m), what stands between P and P_keys^T."""
+    """(B, heads, m, m), the matrix between P and P_keys^T."""
 
     def attend(self, v: Tensor) -> Tensor:
         """S v: (B, heads, L, e) -> (B, heads, N, e)."""
@@ -49,7 +49,7 @@ class Factors(NamedTuple):
 
 @torch.no_grad()
 def factors_of(attention: SoftmaxFreeAttention, q: Tensor, k: Tensor, layout: Layout) -> Factors:
-    """The factors for queries and keys (B, heads, N, d), in float32 at least."""
+    """Computes the factors for queries and keys (B, heads, N, d), at least in float32."""
     landmarks, kept = attention.landmarks(q, k, layout)
     dtype = compute_dtype(q, k, landmarks)
     landmarks = landmarks.to(dtype)

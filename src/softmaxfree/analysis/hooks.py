@@ -1,4 +1,4 @@
-"""Recording what the attentions of a model do, without leaving a trace in it."""
+"""Recording queries, keys and values of the attentions of a model."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,21 +15,20 @@ from .attention_record import AttentionRecord
 
 @contextmanager
 def recorded_attention(model: nn.Module) -> Iterator[dict[str, AttentionRecord]]:
-    """Records the attentions of every forward pass of the model inside of it.
+    """Records the attentions of a model during the forward passes inside the block.
 
         with recorded_attention(model) as layers:
             model(images)
         layers["stages.0.blocks.0.attention"].factors().P
 
-    The model is afterwards what it was, also if an error is raised inside. Several threads may
-    record one model at once: each sees the passes that it has started itself. A model is to be
-    recorded as it is, not as `torch.compile` makes it.
+    Afterwards the model is as before, also after an error. Several threads may record one model at
+    once: each sees its own passes. Compiled models cannot be recorded: pass the model itself.
 
     Args:
         model: With attentions of this package, its own or put in by `replace_attention`.
 
     Returns:
-        Layers by name, in the order in which they ran; of each its last pass.
+        The last pass of every layer, by name, in the order in which layers ran.
     """
     names = {
         module: name
@@ -54,9 +53,9 @@ def recorded_attention(model: nn.Module) -> Iterator[dict[str, AttentionRecord]]
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; modes are afterwards as they were before.
+    """Puts a model in evaluation mode without gradients, and restores its modes afterwards.
 
-    Nothing is written to a model that is in evaluation mode, so that threads can share it.
+    A model that is in evaluation mode already is not written to, so that threads can share it.
     """
     training = [module for module in model.modules() if module.training]
     try:
@@ -70,7 +69,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 class _Recording:
-    """What one `recorded_attention` has seen."""
+    """The layers that one `recorded_attention` has seen."""
 
     def __init__(self, names: dict[MultiHeadAttention, str]) -> None:
         self.names = names
@@ -91,16 +90,16 @@ class _Recording:
 
 
 _recordings: ContextVar[tuple[_Recording, ...]] = ContextVar("recordings", default=())
-"""Those that are open in this thread."""
+"""Recordings that are open in this thread."""
 
 
 class _Tap:
-    """Stands in for a layer's `attend` as long as anyone records the layer."""
+    """Replaces a layer's `attend` as long as anyone records the layer."""
 
     def __init__(self, attention: MultiHeadAttention) -> None:
         self.attention, self.own, self.users = attention, attention.attend, 0
         self.before = vars(attention).get("attend")
-        """What the layer itself, not its class, has under that name: as a rule nothing."""
+        """An `attend` of the layer itself, not of its class; usually there is none."""
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
         out = self.own(q, k, v, layout)
@@ -114,7 +113,7 @@ _lock = Lock()
 
 @contextmanager
 def _tapped(attention: MultiHeadAttention) -> Iterator[None]:
-    """One tap serves all threads: the first to come puts it in, the last to go takes it out."""
+    """Shares one tap among threads: the first puts it in, the last takes it out."""
     attributes = vars(attention)
     with _lock:
         tap = attributes.get("attend")

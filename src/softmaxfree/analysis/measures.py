@@ -1,4 +1,4 @@
-"""Numbers that tell how near to failing the factors of an attention are."""
+"""Condition numbers, norms and residuals of the factors of an attention."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from .factors import Factors
 
 
 class Measures(NamedTuple):
-    """Of every image and head, (B, heads), in float64."""
+    """The fields of `LayerDiagnosis` for every image and head, (B, heads), in float64."""
 
     eigenvalues: Tensor
     """(B, heads, m)."""
@@ -26,7 +26,7 @@ class Measures(NamedTuple):
 
 
 def measures_of(attention: SoftmaxFreeAttention, factors: Factors) -> Measures:
-    """What `LayerDiagnosis` tells, of the factors of a layer in float64."""
+    """Measures the factors of a layer, given in float64."""
     a, x, z = factors.A, factors.A_inverse, factors.Z
     ridge = check_inverse(attention.inverse, attention.iters, attention.ridge)
     inverted = add_ridge(a, ridge)
@@ -61,10 +61,10 @@ def largest_eigenvalue(matrices: Tensor) -> Tensor:
 
 
 def spectral_norm(factors: Factors, steps: int = 50, tolerance: float = 1e-5) -> Tensor:
-    """|S| of every image and head, (B, heads), by power iteration through the factors.
+    """Computes |S| of every image and head, (B, heads), by power iteration on S^T S.
 
-    It starts from equal weights. Entries of S are hardly ever below 0, so that these are not far
-    from what S stretches most.
+    It starts from equal entries, which are near the leading singular vector, as entries of S are
+    hardly ever negative.
     """
     p, p_keys, z = factors.P, factors.P_keys, factors.Z
     x = p_keys.new_ones(*p_keys.shape[:-1], 1)

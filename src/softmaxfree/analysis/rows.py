@@ -17,20 +17,20 @@ def attention_rows(
     layer: int | str,
     head: int | None = None,
 ) -> Tensor:
-    """How much one token attends to each of the others: a row of a layer's attention matrix S.
+    """Returns a row of a layer's attention matrix S: how much one token attends to each other.
 
         rows = attention_rows(model, image, query=(3, 5), layer=-1)  # (heads, H, W)
 
-    A head's result is S v. Rows of softmax sum to 1; those of SOFT do not, and may have entries
-    below 0. Only the row is computed, S is not. For many queries or layers of one image, record
-    it once with `recorded_attention`.
+    A head's result is S v. Rows of softmax sum to 1; those of SOFT do not, and may have negative
+    entries. Only the row is computed, not S. For many queries or layers of one image, record it
+    once with `recorded_attention`.
 
     Args:
-        model: With attentions of this package. It is run in evaluation mode.
+        model: A model with attentions of this package; runs in evaluation mode.
         image: (channels, H, W), or a batch of one, normalised as the model expects it.
-        query: (row, column) on the layer's grid, or a token's number: those before the grid, such
-            as the class token, come first.
-        layer: Its name, or its number in the order in which layers run, from the end if negative.
+        query: (row, column) on the layer's grid, or a token's number, which counts tokens before
+            the grid, such as the class token, first.
+        layer: Name of the layer, or its number in the order of the pass, from the end if negative.
         head: All heads if None.
 
     Returns:
@@ -51,7 +51,7 @@ def attention_rows(
 
 
 def chosen_layer(layers: dict[str, AttentionRecord], layer: int | str) -> AttentionRecord:
-    """A layer of what `recorded_attention` gave, by its name or its number."""
+    """Finds a layer in the result of `recorded_attention` by its name or its number."""
     if not layers:
         raise UserError("no attention has run; pass the model as it is, not compiled or wrapped")
     if isinstance(layer, str):

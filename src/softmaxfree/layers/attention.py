@@ -9,25 +9,37 @@ from ..ops.kernel import token_scale
 from .multihead import Layout, MultiHeadAttention
 from .samplers import SAMPLERS, Sample, Size, join, sample_grid
 
+NUM_LANDMARKS = 49
+"""The paper's number, at every size."""
+WINDOW = 2
+"""Side of the windows that are convolved, where only the number of landmarks is given: small, so
+that a small grid has as many windows as landmarks."""
+
 
 class SoftmaxFreeAttention(MultiHeadAttention):
     """Multi-head attention through landmarks, linear in the number of tokens.
+
+    With scaled queries Q, keys K, landmarks L, and the Gaussian kernel k, every head computes
+
+        SOFT      k(Q, L) A^+ k(L, K) V                    A = k(L, L)
+        SOFT++    k(Q, L) D^-1/2 A^+ D^-1/2 k(L, K) V      D = diag(A 1)
 
     Called as `attention(x, size)`, see `forward`. With a context, and where keys have a
     projection of their own, landmarks are samples of both queries and keys.
 
     In half precision the kernel, the inverse and sums over tokens are float32. A layer that is
-    float16 itself holds gradients to 65,504 only: see the page on promises.
+    float16 itself holds gradients up to 65,504 only: see the page on promises.
 
     Args:
         dim: Width of the tokens.
         num_heads: Heads; must divide `dim`.
         ndim: 2 for images, whose `size` the forward pass then needs; 1 for sequences.
         sampler: How landmarks are made: `conv`, `avg`, `random` or `biased`.
-        ratio: Every `ratio` tokens of a sequence, every `ratio` x `ratio` of an image, become one
-            landmark.
-        num_landmarks: This many landmarks, whatever the size: cost stays linear. The
-            convolution still has the ratio as its kernel, and its output is pooled to so many.
+        num_landmarks: Landmarks, a square number for images: 49 by default. Their number does not
+            grow with that of the tokens, so that cost is linear.
+        ratio: In place of `num_landmarks`: every `ratio` tokens of a sequence, every `ratio` x
+            `ratio` of an image, become one landmark. With both, the sampler `conv` has windows of
+            this side and averages what they give to `num_landmarks`.
         normalize: SOFT++ if true, SOFT if not.
         inverse, iters, ridge: How the landmark matrix is inverted, see `softmaxfree.pinv`.
         landmark_norm: LayerNorm and GELU on the landmarks.
@@ -50,8 +62,8 @@ class SoftmaxFreeAttention(MultiHeadAttention):
         *,
         ndim: int = 2,
         sampler: str = "conv",
-        ratio: int = 8,
         num_landmarks: int | None = None,
+        ratio: int | None = None,
         normalize: bool = True,
         inverse: str = "auto",
         iters: int = 20,
@@ -86,6 +98,9 @@ class SoftmaxFreeAttention(MultiHeadAttention):
             raise UserError(f"unknown sampler {sampler!r}; choose one of {', '.join(SAMPLERS)}")
         check_inverse(inverse, iters, ridge)
         self.normalize, self.inverse, self.iters, self.ridge = normalize, inverse, iters, ridge
+        if ratio is None:
+            ratio = WINDOW
+            num_landmarks = NUM_LANDMARKS if num_landmarks is None else num_landmarks
         self.sampler = SAMPLERS[sampler](self.head_dim, ndim, ratio, num_landmarks, pad)
         self.landmark_norm = (
             nn.Sequential(nn.LayerNorm(self.head_dim), nn.GELU())
@@ -110,8 +125,10 @@ class SoftmaxFreeAttention(MultiHeadAttention):
         )
 
     def landmarks(self, q: Tensor, k: Tensor, layout: Layout) -> Sample:
-        """Landmarks as they are compared, with tokens times d^(-1/4): samples of queries,
-        and of keys where these are not the queries."""
+        """Landmarks on the scale of tokens times d^(-1/4).
+
+        They are samples of the queries, and of the keys too where these are not the queries.
+        """
         landmarks, landmark_mask = self.sample(q, layout.size, layout.query_mask)
         if k is not q:
             landmarks, landmark_mask = join(

@@ -8,13 +8,13 @@ from .samplers import Size
 
 
 class Block(nn.Module):
-    """What the two kinds of block share.
+    """Base of the two kinds of block.
 
     Args:
         attention: Called as `attention(x, size, mask=mask)`.
         dim: Width of the tokens.
-        mlp_ratio: Width of the hidden layer, in units of `dim`.
-        act_layer: Its activation.
+        mlp_ratio: Width of the hidden layer of the network, in units of `dim`.
+        act_layer: Activation of the hidden layer.
         drop_path: Rate of stochastic depth.
         eps: Added to the variance in the normalisations.
         drop: Rate of dropout, of the hidden layer and of what is added to the residual path.
@@ -40,7 +40,7 @@ class Block(nn.Module):
 
 
 class PostNormBlock(Block):
-    """The block of the pyramid's first stages: each residual sum is normalised once taken."""
+    """The block of the pyramid's first stages: normalises each residual sum."""
 
     def forward(self, x: Tensor, size: Size | None = None, mask: Tensor | None = None) -> Tensor:
         """(B, N, dim) -> (B, N, dim)."""
@@ -49,7 +49,7 @@ class PostNormBlock(Block):
 
 
 class PreNormBlock(Block):
-    """The block of vision transformers: the input of each branch is normalised."""
+    """The block of vision transformers: normalises the input of each branch."""
 
     def forward(self, x: Tensor, size: Size | None = None, mask: Tensor | None = None) -> Tensor:
         """(B, N, dim) -> (B, N, dim)."""

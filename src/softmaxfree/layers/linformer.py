@@ -17,13 +17,13 @@ class LinformerAttention(MultiHeadAttention):
     """Softmax attention to a fixed number of learned mixtures of all keys.
 
     The mixtures are learned for the tokens of one grid. A smaller grid, or a shorter sequence,
-    takes the upper left part of them; a larger one is refused.
+    uses the upper left part of their weights; a larger one is refused.
 
     Args:
         dim, num_heads: Width of the tokens, and heads that divide it.
         max_size: The largest grid, (N,) or (H, W).
-        ratio, num_landmarks: How many mixtures: as many as SOFT has landmarks on that grid, with
-            its sampler `avg`.
+        ratio, num_landmarks: Set the number of mixtures: that of landmarks that SOFT with its
+            sampler `avg` would have on that grid.
         others: Of `MultiHeadAttention`.
     """
 

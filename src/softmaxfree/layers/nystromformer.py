@@ -15,8 +15,12 @@ from .samplers import AvgSampler, sample_grid
 class NystromformerAttention(MultiHeadAttention):
     """Three small softmax matrices in place of a large one, the middle one inverted.
 
-    Landmarks are averages: of squares of an image, as in the SOFT paper, of segments of a
-    sequence, as in the method's own.
+    With landmarks Q' and K' of queries and keys,
+
+        softmax(Q K^T)  ~  softmax(Q K'^T) softmax(Q' K'^T)^+ softmax(Q' K^T)
+
+    Landmarks are averages: of squares of an image, as in the SOFT paper, or of segments of a
+    sequence, as in Nyströmformer's.
 
     Args:
         dim, num_heads: Width of the tokens, and heads that divide it.
@@ -73,10 +77,12 @@ def _softmax(x: Tensor, y: Tensor, x_kept: Tensor | None, y_kept: Tensor | None)
 
 
 def softmax_pinv(a: Tensor, iters: int) -> Tensor:
-    """The pseudo-inverse of a (..., m, l), by steps of third order, Razavi et al.
+    """Computes the pseudo-inverse of a (..., m, l) by steps of third order, Razavi et al.:
 
-    The start is scaled by each matrix's own norms: the authors' code takes the largest of the
-    batch, with which a sample's result depends on its batch-mates.
+        Z <- Z (13 - A Z (15 - A Z (7 - A Z))) / 4
+
+    The start is A^T over the product of each matrix's own norms. (The authors' code takes the
+    largest norms of the batch, so that a sample's result depends on its batch-mates.)
     """
     norms = a.abs().sum(-1).amax(-1) * a.abs().sum(-2).amax(-1)
     z = a.mT / norms.clamp(min=tiny(a.dtype))[..., None, None]

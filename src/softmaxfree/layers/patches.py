@@ -14,7 +14,7 @@ from .samplers import fit
 
 
 def conv_embedding(in_chans: int, dim: int, strides: Sequence[int]) -> nn.Sequential:
-    """Overlapping: a 3 x 3 Conv-BN-ReLU for every stride, all but the last of width 32."""
+    """Makes overlapping patches: a 3 x 3 Conv-BN-ReLU a stride, of width 32 but for the last."""
     widths = [in_chans, *[32] * (len(strides) - 1), dim]
     return nn.Sequential(
         *(
@@ -25,10 +25,10 @@ def conv_embedding(in_chans: int, dim: int, strides: Sequence[int]) -> nn.Sequen
 
 
 class EmbeddingConv(ConvNormAct):
-    """timm's, with its convolution as one matrix product where a map is small and wide.
+    """timm's ConvNormAct, which computes small and wide maps as one matrix product on a CPU.
 
-    There the weights are most of the data, and on a CPU torch's convolution spends more time on
-    bringing them into its own order, in the backward pass twice, than on the product.
+    There the weights are most of the data, and torch's convolution spends more time on reordering
+    them, twice in the backward pass, than on the product.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ class EmbeddingConv(ConvNormAct):
 
 
 def convolve_by_product(x: Tensor, conv: nn.Conv2d) -> Tensor:
-    """A convolution of an odd kernel, padded by half of it: (B, C, H, W) -> (B, dim, H', W')."""
+    """Convolves with an odd kernel, padded by half of it: (B, C, H, W) -> (B, dim, H', W')."""
     kernel, stride = conv.kernel_size[0], conv.stride[0]
     size = [ceil_div(side, stride) for side in x.shape[-2:]]
     windows = F.unfold(x, kernel, padding=kernel // 2, stride=stride).mT  # (B, H' W', C kernel^2)
@@ -51,7 +51,7 @@ def convolve_by_product(x: Tensor, conv: nn.Conv2d) -> Tensor:
 
 
 def patch_embedding(in_chans: int, dim: int, strides: Sequence[int]) -> nn.Sequential:
-    """Not overlapping: patches of all strides together, and LayerNorm, as in PVT."""
+    """Makes patches that do not overlap, of the product of the strides, with LayerNorm, as PVT."""
     return nn.Sequential(PatchProjection(in_chans, dim, math.prod(strides), norm=True))
 
 

@@ -21,9 +21,9 @@ class PerformerAttention(MultiHeadAttention):
 
     Args:
         dim, num_heads: Width of the tokens, and heads that divide it.
-        features: How many; d log d of a head's width d if not given.
-        redraw: In training, features are drawn anew every so many steps on average; 0 for never.
-            Whether they are is drawn too, so that a repeated step repeats it.
+        features: Number of features; d log d for heads of width d if not given.
+        redraw: Steps of training, on average, between two draws of the features; 0 for one draw.
+            Every step redraws them with probability 1 / redraw, so that a repeated step repeats it.
         others: Of `MultiHeadAttention`.
     """
 
@@ -60,7 +60,7 @@ class PerformerAttention(MultiHeadAttention):
 
 
 def orthogonal_directions(count: int, width: int) -> Tensor:
-    """(count, width) in float32, rows as normal vectors are, but orthogonal in blocks of width."""
+    """Normal vectors (count, width) in float32, orthogonal in blocks of `width` rows."""
     q, r = torch.linalg.qr(torch.randn(ceil_div(count, width), width, width, dtype=torch.float32))
     q = q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)  # else some directions are likelier
     directions = q.mT.flatten(0, 1)[:count]
@@ -76,9 +76,10 @@ def favor(
     mask: Tensor | None,
     epsilon: float = EPSILON,
 ) -> Tensor:
-    """phi(q) (phi(k)^T v), each row divided by phi(q) phi(k)^T 1.
+    """Computes phi(q) (phi(k)^T v), each row divided by phi(q) phi(k)^T 1.
 
-    q is (B, heads, N, d), k and v are (B, heads, L, d), projection is (features, d).
+    The features are phi(x)_i = exp(w_i x - |x|^2 / 2), for directions w_i that are rows of
+    `projection`. q is (B, heads, N, d), k and v are (B, heads, L, d), projection is (features, d).
     """
     dtype = compute_dtype(q, k, v)
     directions = projection.to(dtype)
@@ -97,10 +98,10 @@ def _features(
     mask: Tensor | None,
     epsilon: float,
 ) -> Tensor:
-    """exp(w x - |x|^2 / 2), but for a factor: that of all along the axes `together`.
+    """exp(w x - |x|^2 / 2 - c) + epsilon, with c the largest w x along the axes `together`.
 
-    With a mask (B, L) what it drops is 0, and the factor is that of the others. It would cancel
-    but for the epsilon, so that gradients go through it.
+    With a mask (B, L) dropped tokens have features 0 and no part in c. The factor exp(-c) would
+    cancel if it were not for epsilon, so gradients go through it.
     """
     x = x * x.shape[-1] ** -0.25
     exponents = x @ directions.T

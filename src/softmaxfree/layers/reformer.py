@@ -14,17 +14,17 @@ from .multihead import Layout, MultiHeadAttention, dropped_to_zero
 from .samplers import _hashed
 
 SELF_SCORE = -5e4
-"""Of a token with itself: it is its own nearest, so it counts only where it has no other."""
+"""Score of a token with itself, so low that it counts only where the token sees no other."""
 
 
 class ReformerAttention(MultiHeadAttention):
     """Attention within chunks of tokens that are sorted by a locality-sensitive hash.
 
-    Queries are keys (normalised to length 1), so that there is no cross-attention. In every round
-    a token sees its chunk and the one before. Rotations that hash are drawn anew at every training
-    step and fixed in evaluation. Sequences of any length are padded; what is padded or masked is
-    sorted behind all else and seen by nobody. Attention is linear in the number of tokens, but
-    hashing into n / bucket buckets is not.
+    Keys are the queries normalised to length 1, so that there is no cross-attention. In every round
+    a token sees its chunk and the one before. The rotations of the hash are drawn anew at every
+    training step and fixed in evaluation. Sequences are padded to whole chunks; padded and masked
+    tokens are sorted last, and no other token sees them. Attention is linear in the number of
+    tokens, but hashing into n / bucket buckets is not.
 
     Args:
         dim, num_heads: Width of the tokens, and heads that divide it.
@@ -63,7 +63,7 @@ class ReformerAttention(MultiHeadAttention):
 
 
 def fixed_rotations(hashes: int, pairs: int, width: int, device: torch.device) -> Tensor:
-    """(hashes, pairs, width), normal, the first pairs the same however many there are."""
+    """Normal numbers (hashes, pairs, width); more pairs leave the first ones as they are."""
     uniform = (_hashed((pairs, 2 * hashes * width), device) + 0.5) / 2**24
     radius, angle = uniform.view(pairs, 2, hashes, width).unbind(1)
     normal = (-2 * radius.log()).sqrt() * torch.cos(2 * math.pi * angle)  # Box and Muller
@@ -73,7 +73,10 @@ def fixed_rotations(hashes: int, pairs: int, width: int, device: torch.device) -
 def lsh_attention(
     qk: Tensor, v: Tensor, rotations: Tensor, bucket: int, mask: Tensor | None
 ) -> Tensor:
-    """Attention of tokens (B, heads, N, d) to those that fall near them in some round.
+    """Attends from tokens (B, heads, N, d) to tokens that are near them in some round.
+
+    Round r gives o_r = softmax(q k^T / sqrt(d)) v among the tokens that a token sees, and its
+    logarithm z_r of the sum of exponentials; the result is the sum of softmax(z)_r o_r.
 
     Args:
         qk: (B, heads, N, d), queries and keys.
@@ -84,7 +87,7 @@ def lsh_attention(
         mask: (B, N), True for the tokens to keep.
 
     Returns:
-        (B, heads, N, d), rounds weighted by what each found.
+        (B, heads, N, d).
     """
     n, dtype = qk.shape[-2], compute_dtype(qk, v)
     chunks = ceil_div(n, bucket)

@@ -1,4 +1,4 @@
-"""Every attention by its name, all called as `attention(x, size, mask=mask)`."""
+"""The table of attentions: each by its name, all called as `attention(x, size, mask=mask)`."""
 
 import inspect
 from collections.abc import Callable
@@ -37,15 +37,15 @@ Attention = TypeVar("Attention", bound=type[MultiHeadAttention])
 
 
 def register_attention(name: str, **defaults: Any) -> Callable[[Attention], Attention]:
-    """Gives a class a name, by which backbones, benchmarks and commands then know it.
+    """Gives an attention class a name, which backbones, benchmarks and commands then take.
 
         @register_attention("mine")
         class MyAttention(MultiHeadAttention):
             def attend(self, q, k, v, layout):
                 ...
 
-    `softmaxfree.testing.AttentionBattery` tests whether it keeps what the others keep. A class
-    that is defined again, as in a cell of a notebook, takes the place of its former self.
+    `softmaxfree.testing.AttentionBattery` tests what all attentions must keep. A class that is
+    defined again, as in a cell of a notebook, replaces its earlier definition.
 
     Args:
         name: As in `attention=name`.
@@ -75,14 +75,14 @@ def _same(one: type, other: type) -> bool:
 
 
 def build_attention(name: str, dim: int, num_heads: int, **options: Any) -> MultiHeadAttention:
-    """The attention of that name; options that it does not have are left out."""
+    """Builds the attention of that name; options that it does not have are ignored."""
     known = attention_options(name)
     options = {option: value for option, value in options.items() if option in known}
     return ATTENTIONS[name](dim, num_heads, **options)
 
 
 def chosen_options(name: str, **options: Any) -> dict[str, Any]:
-    """The options that are not None; refuses a name or an option that is not there."""
+    """Returns the options that are not None; refuses an unknown attention or option."""
     known = attention_options(name)
     chosen = {option: value for option, value in options.items() if value is not None}
     for option in chosen:
@@ -96,7 +96,7 @@ def chosen_options(name: str, **options: Any) -> dict[str, Any]:
 
 
 def attention_class(name: str) -> type[MultiHeadAttention]:
-    """What the name stands for; refuses one that is not there."""
+    """Returns the class that a name stands for; refuses an unknown name."""
     if name not in ATTENTIONS:
         raise UserError(f"unknown attention {name!r}; choose one of {', '.join(ATTENTIONS)}")
     entry = ATTENTIONS[name]
@@ -106,7 +106,7 @@ def attention_class(name: str) -> type[MultiHeadAttention]:
 
 
 def attention_options(name: str) -> set[str]:
-    """Names of the arguments that an attention takes, those of its base classes included."""
+    """Lists the arguments that an attention takes, those of its base classes included."""
     found: set[str] = set()
     for base in attention_class(name).__mro__:
         parameters = inspect.signature(base.__init__).parameters.values()  # type: ignore[misc]

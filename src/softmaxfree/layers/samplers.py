@@ -2,12 +2,13 @@
 
 Each takes heads of tokens (B, heads, N, d) on a grid of some size, and a mask of the tokens to
 keep, and gives landmarks (B, heads, m, d) and a mask of those to keep. `ratio=r` makes one
-landmark of every r tokens of a line, of every r x r of a grid; `num_landmarks=m` makes m of
-them at every size, or one for each token if there are fewer tokens.
+landmark of every r tokens of a line, of every r x r of a grid. `num_landmarks=m` makes m of
+them at every size, or fewer where there are not as many tokens (windows, for `conv`).
 """
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +26,7 @@ Sample = tuple[Tensor, Tensor | None]
 
 
 class Sampler(nn.Module):
-    """What all samplers share.
+    """Base of the samplers: checks of the arguments, and numbers of windows and landmarks.
 
     Called with q (B, heads, N, d), its size and a mask (B, N) or None; returns landmarks
     (B, heads, m, d) and a mask (B, m), None where all are to be kept.
@@ -54,16 +55,13 @@ class Sampler(nn.Module):
             raise UserError(f"ratio must be at least 1, got {ratio}")
         if pad not in ("replicate", "drop"):
             raise UserError(f"pad must be 'replicate' or 'drop', got {pad!r}")
-        if num_landmarks is not None and num_landmarks < 1:
-            raise UserError(f"num_landmarks must be at least 1, got {num_landmarks}")
-        if (
-            num_landmarks is not None
-            and ndim == 2
-            and math.isqrt(num_landmarks) ** 2 != num_landmarks
-        ):
-            raise UserError(
-                f"num_landmarks must be a square number for images, got {num_landmarks}"
-            )
+        if num_landmarks is not None:
+            if num_landmarks < 1:
+                raise UserError(f"num_landmarks must be at least 1, got {num_landmarks}")
+            if ndim == 2 and math.isqrt(num_landmarks) ** 2 != num_landmarks:
+                raise UserError(
+                    f"num_landmarks must be a square number for images, got {num_landmarks}"
+                )
         self.head_dim, self.ndim, self.ratio, self.num_landmarks, self.pad = (
             head_dim, ndim, ratio, num_landmarks, pad,
         )  # fmt: skip
@@ -80,7 +78,7 @@ class Sampler(nn.Module):
         return tuple(side // self.ratio for side in size)
 
     def kept_windows(self, mask: Tensor, size: Size) -> Tensor:
-        """Which windows to keep, (B, m): those that hold a token, or no other with `drop`."""
+        """Windows with any kept token, (B, m); with `drop`, only fully kept ones."""
         inside = window_mask(mask, size, self.grid(size), self.ratio)
         return inside.any(-1) if self.pad == "replicate" else inside.all(-1)
 
@@ -101,15 +99,8 @@ class ConvSampler(Sampler):
     With `num_landmarks`, its output is pooled to that many.
     """
 
-    def __init__(
-        self,
-        head_dim: int,
-        ndim: int,
-        ratio: int,
-        num_landmarks: int | None,
-        pad: str = "replicate",
-    ) -> None:
-        super().__init__(head_dim, ndim, ratio, num_landmarks, pad)
+    def __init__(self, head_dim: int, ndim: int, ratio: int, *others: Any, **options: Any) -> None:
+        super().__init__(head_dim, ndim, ratio, *others, **options)
         self.weight = nn.Parameter(torch.empty(head_dim, head_dim, *[ratio] * ndim))
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
 
@@ -133,8 +124,10 @@ class ConvSampler(Sampler):
         return windows.flatten(-2) @ weight.to(windows.dtype)
 
     def _pooled_first(self, q: Tensor, size: Size, grid: Size, bins: Size) -> Tensor:
-        """The average of convolved windows as the convolution of averaged ones: all but for the
-        average then costs as little as there are landmarks."""
+        """Averages windows before convolving them, which gives the same result.
+
+        The convolution then runs on as many windows as there are landmarks.
+        """
         x = q.transpose(1, 2).unflatten(1, size)  # (B, *size, heads, d), as it lies in memory
         for axis, (side, length, count) in enumerate(zip(size, grid, bins), start=1):
             x = fit(x, axis - x.ndim, side, length * self.ratio, replicate=True)
@@ -165,8 +158,10 @@ class AvgSampler(Sampler):
 
 
 class RandomSampler(Sampler):
-    """Tokens picked at random, the same places for a whole batch: drawn anew at every training
-    step, fixed in evaluation."""
+    """Tokens at random places, the same for a whole batch.
+
+    Places are drawn anew at every training step and fixed in evaluation.
+    """
 
     def forward(self, q: Tensor, size: Size, mask: Tensor | None) -> Sample:
         return pick(
@@ -174,18 +169,19 @@ class RandomSampler(Sampler):
         )
 
     def order(self, size: Size, device: torch.device) -> Tensor:
-        """(N,), the smallest first."""
+        """Numbers (N,); the tokens with the smallest ones are picked."""
         if self.training:
             return torch.rand(math.prod(size), device=device)
         return _hashed(size, device)
 
     def count(self, size: Size) -> int:
+        """Number of landmarks of a grid without a mask."""
         if self.num_landmarks is not None:
             return min(self.num_landmarks, math.prod(size))
         return math.prod(self.grid(size))
 
     def kept_count(self, size: Size, mask: Tensor | None) -> Tensor | None:
-        """`count` of the lines that hold a token to keep, or of such tokens, (B, 1)."""
+        """How many landmarks the kept tokens alone would have, (B, 1); None without a mask."""
         if mask is None:
             return None
         if self.num_landmarks is not None:
@@ -226,6 +222,7 @@ def sample_grid(
 
 
 def join(first: Sample, second: Sample) -> Sample:
+    """Landmarks of both samples, the first one's first."""
     (a, mask_a), (b, mask_b) = first, second
     landmarks = torch.cat([a, b], -2)
     if mask_a is None and mask_b is None:
@@ -256,7 +253,7 @@ def split_windows(x: Tensor, size: Size, grid: Size, ratio: int, replicate: bool
 
 
 def fit(x: Tensor, dim: int, side: int, length: int, replicate: bool) -> Tensor:
-    """An axis made longer, by its last entry or by zeros, or shorter."""
+    """Makes an axis of `side` entries `length` long: cut, or padded by its last entry or zeros."""
     if not is_exporting() and length == side:  # an exported graph is for all sizes
         return x
     if replicate:
@@ -270,10 +267,10 @@ def window_mask(mask: Tensor, size: Size, grid: Size, ratio: int) -> Tensor:
 
 
 def fill_dropped(x: Tensor, size: Size, mask: Tensor) -> Tensor:
-    """Dropped tokens replaced by the kept one before them, along rows and then along columns.
+    """Replaces dropped tokens by the kept one before them, along rows and then along columns.
 
-    That is what padding by replication puts there: a padded and masked grid gives what the grid
-    without padding gives.
+    Padding by replication puts the same tokens there, so a padded and masked grid gives what the
+    grid without padding gives.
     """
     x, mask = x.unflatten(-2, size), mask.unflatten(-1, size)
     for dim in range(len(size), 0, -1):
@@ -289,7 +286,7 @@ def fill_dropped(x: Tensor, size: Size, mask: Tensor) -> Tensor:
 
 
 def pool(x: Tensor, size: Size, bins: Size, mask: Tensor | None) -> Sample:
-    """Averages tokens (B, heads, N, c) into as many bins as asked for along each side.
+    """Averages tokens (B, heads, N, c) into a grid of bins.
 
     Bin i of g covers the tokens floor(i L / g) to ceil((i + 1) L / g) of the L along a side, as
     adaptive pooling does. With a mask (B, N), L counts the lines that hold a token to keep, and
@@ -327,9 +324,9 @@ def average(x: Tensor, dim: int, side: int, bins: int) -> Tensor:
 
 
 def bin_weights(kept: Tensor, bins: int) -> Tensor:
-    """Which of the kept tokens fall into which bin: (B, L) -> (B, bins, L), of 0 and 1.
+    """Tells which of the kept tokens fall into which bin: (B, L) -> (B, bins, L), of 0 and 1.
 
-    Where fewer are kept than there are bins, each is a bin of its own and the rest are empty.
+    If there are fewer kept tokens than bins, each has a bin of its own and the rest are empty.
     """
     length = kept.sum(-1)[:, None, None]
     rank = (kept.cumsum(-1) - 1)[:, None, :]
@@ -345,9 +342,10 @@ def bin_weights(kept: Tensor, bins: int) -> Tensor:
 def pick(
     q: Tensor, order: Tensor, count: int, kept_count: Tensor | None, mask: Tensor | None
 ) -> Sample:
-    """The `count` tokens of q (B, heads, N, d) that come first in `order` (N,).
+    """Picks the `count` tokens of q (B, heads, N, d) with the smallest `order` (N,).
 
-    With a mask (B, N), those to keep come first, and of a sample only `kept_count` (B, 1) count.
+    With a mask (B, N), kept tokens come first, and all but the first `kept_count` (B, 1) are
+    masked.
     """
     if mask is None:
         chosen = order.topk(count, largest=False).indices

@@ -24,7 +24,7 @@ class SkyformerAttention(MultiHeadAttention):
 
     Args:
         dim, num_heads: Width of the tokens, and heads that divide it.
-        ratio, num_landmarks: How many are drawn of queries and keys together: as many as SOFT has
+        ratio, num_landmarks: Set how many queries and keys are drawn together: as many as SOFT has
             landmarks on the queries' grid.
         ridge: Added to the diagonal of the matrix that is inverted.
         others: Of `MultiHeadAttention`.
@@ -63,7 +63,7 @@ class SkyformerAttention(MultiHeadAttention):
         )
 
     def draw(self, q: Tensor, k: Tensor, layout: Layout) -> Sample:
-        """Some of the queries and of the keys, and all of their prefixes."""
+        """Draws landmarks from queries and keys; all prefix tokens are landmarks too."""
         q_prefix, q_grid = self._split(q, layout.query_mask)
         k_prefix, k_grid = self._split(k, layout.mask)
         tokens, kept = join(q_grid, k_grid)

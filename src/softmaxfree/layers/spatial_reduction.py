@@ -18,8 +18,8 @@ class SpatialReductionAttention(MultiHeadAttention):
 
     Args:
         dim, num_heads: Width of the tokens, and heads that divide it.
-        ratio: Kernel and stride of the convolution; without one, and without `num_landmarks`, at 1.
-        num_landmarks: Average its output to this many tokens at every size: cost stays linear.
+        ratio: Kernel and stride of the convolution; 1 for none, if `num_landmarks` is not given.
+        num_landmarks: Average its output to this many tokens at every size, so that cost is linear.
         pad: `replicate` or `drop`, what becomes of sides that the ratio does not divide.
         others: Of `MultiHeadAttention`.
     """
@@ -62,7 +62,7 @@ class SpatialReductionAttention(MultiHeadAttention):
 
 
 class _Reduction(ConvSampler):
-    """The convolution of all channels, whose weights may be many times the tokens'."""
+    """The convolution of all channels, which may have many more weights than there are tokens."""
 
     def convolve(self, windows: Tensor) -> Tensor:
         """(..., m, kernel tokens, dim) -> (..., m, dim), with the windows in the weights' order."""

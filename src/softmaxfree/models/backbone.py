@@ -1,4 +1,4 @@
-"""What the backbones share: the head, and how weights are loaded."""
+"""Base of the backbones: the head, positions, checks of images, loading of weights."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ for module in (EmbeddingConv, Mlp, MultiHeadAttention, PatchProjection, TanhGELU
 
 
 class Backbone(nn.Module, ABC):
-    """Tokens by `forward_features`, logits of them by `forward_head`."""
+    """Base of the backbones: `forward_features` gives tokens, `forward_head` their logits."""
 
     def __init__(self, in_chans: int) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Backbone(nn.Module, ABC):
         self.register_load_state_dict_pre_hook(_adapt_weights)
 
     def add_head(self, width: int, num_classes: int, global_pool: str, drop_rate: float) -> None:
-        """The last layers, after all others; then all weights are drawn."""
+        """Adds the last layers, then draws all weights."""
         self.num_features = self.head_hidden_size = width
         self.norm: nn.Module = nn.LayerNorm(width, 1e-6)
         self.head_drop = nn.Dropout(drop_rate)
@@ -54,10 +54,10 @@ class Backbone(nn.Module, ABC):
     @property
     @abstractmethod
     def num_prefix_tokens(self) -> int:
-        """How many of the tokens come before the grid's."""
+        """Number of tokens before the grid's."""
 
     def check(self, x: Tensor) -> Tensor:
-        """The images, in the order of memory that convolutions are fastest in."""
+        """Refuses bad images; returns them in the memory order that convolutions are fastest in."""
         return channels_last(check_images(x, self.in_chans))
 
     def forward_features(self, x: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ class Backbone(nn.Module, ABC):
         return self.norm(self.forward_tokens(self.check(x)))
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Tokens (B, prefix + N, num_features) -> logits (B, num_classes), or what they are of."""
+        """Tokens (B, prefix + N, num_features) -> logits (B, num_classes), or their input."""
         if self.global_pool == "token":
             x = x[:, 0]
         elif self.global_pool == "avg":
@@ -78,13 +78,13 @@ class Backbone(nn.Module, ABC):
         return self.forward_head(self.forward_features(x))
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Blocks are computed again in the backward pass: less memory, more time."""
+        """Computes blocks again in the backward pass: less memory, more time."""
         self.grad_checkpointing = enable
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Loads weights under this package's names or the authors', of any position grid."""
+        """Loads weights of any image size, under this package's names or the authors'."""
         state = checkpoint_filter_fn(state_dict, self)
         check_state_dict(state, self, strict)
         return super().load_state_dict(state, strict, assign)
@@ -93,7 +93,7 @@ class Backbone(nn.Module, ABC):
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A new, untrained head; none for 0 classes."""
+        """Puts in a new, untrained head; none for 0 classes."""
         like = next(self.parameters())
         self._set_head(num_classes, self.global_pool if global_pool is None else global_pool)
         self.head.to(device=like.device, dtype=like.dtype).train(self.training)
@@ -111,7 +111,7 @@ class Backbone(nn.Module, ABC):
 
 
 def _adapt_weights(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Before weights are loaded, also into a model around this one: foreign names become ours."""
+    """Renames foreign weights before they are loaded, also into a model around this one."""
     keys = [key for key in state_dict if key.startswith(prefix)]
     own = {key.removeprefix(prefix): state_dict.pop(key) for key in keys}
     for key, tensor in checkpoint_filter_fn(own, module).items():
@@ -120,7 +120,7 @@ def _adapt_weights(module: nn.Module, state_dict: dict[str, Any], prefix: str, *
 
 @register_notrace_module
 class PositionEmbedding(nn.Module):
-    """Learned positions of a grid of any size, of prefix tokens too; resized bilinearly."""
+    """Learned positions of a grid and of prefix tokens, resized bilinearly to other grids."""
 
     def __init__(self, size: tuple[int, int], dim: int, prefix_tokens: int) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class PositionEmbedding(nn.Module):
 
 @register_notrace_module
 class ConvPosition(nn.Module):
-    """Positions by a depthwise convolution, whose zeros beyond the margins tell where they are.
+    """Positions by a depthwise convolution, which zero padding makes differ near the margins.
 
     Chu et al., Conditional Positional Encodings for Vision Transformers, arXiv 2102.10882.
     """
@@ -167,7 +167,7 @@ def to_tokens(x: Tensor, cls_token: Tensor | None) -> tuple[Tensor, Sequence[int
 
 @register_notrace_function
 def check_images(x: Tensor, in_chans: int) -> Tensor:
-    """Refuses what is no batch of images; returns it."""
+    """Refuses what is not a batch of images; returns the images."""
     if not isinstance(x, Tensor) or x.ndim != 4:
         got = f"shape {shape(x)}" if isinstance(x, Tensor) else type(x).__name__
         raise UserError(f"images must be (B, {in_chans}, H, W), got {got}")
@@ -185,14 +185,14 @@ def check_images(x: Tensor, in_chans: int) -> Tensor:
 
 @register_notrace_function
 def channels_last(x: Tensor) -> Tensor:
-    """Channels side by side in memory, except inside `torch.func.vmap`, which has no such order."""
+    """Puts channels side by side in memory; not in `torch.func.vmap`, which has no such order."""
     if not torch.compiler.is_compiling() and is_wrapped(x):
         return x
     return x.contiguous(memory_format=torch.channels_last)
 
 
 def pair(value: int | Sequence[int], name: str) -> tuple[int, int]:
-    """(H, W) of an int, for both, or of two."""
+    """(H, W) from one side or two."""
     sides = (value, value) if isinstance(value, int) else tuple(value)
     if len(sides) != 2 or min(sides) < 1:
         raise UserError(f"{name} must be a side or (height, width), got {value!r}")
@@ -207,6 +207,7 @@ def spread_drop_path(rate: float, depth: int) -> list[float]:
 
 
 def init_weights(module: nn.Module) -> None:
+    """Draws the weights of a linear layer or a convolution; leaves others as they are."""
     if isinstance(module, nn.Linear):
         trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:

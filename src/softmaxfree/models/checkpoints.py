@@ -1,4 +1,4 @@
-"""Weights from elsewhere: the authors' names to ours, other grids to ours, and what is wrong."""
+"""Weights from files: read safely, renamed from the authors' names, resized, checked."""
 
 import math
 import os
@@ -37,7 +37,7 @@ _MODULES = {
 
 
 def checkpoint_filter_fn(state_dict: Mapping[str, Tensor], model: nn.Module) -> StateDict:
-    """The authors' names become ours; position embeddings are resized to the model's grids."""
+    """Renames the authors' weights and resizes position embeddings to the model's grids."""
     state = rename_released(state_dict) if is_released(state_dict) else dict(state_dict)
     for name, parameter in model.named_parameters():
         if name.endswith("position.grid") and name in state and state[name].ndim == 4:
@@ -46,12 +46,12 @@ def checkpoint_filter_fn(state_dict: Mapping[str, Tensor], model: nn.Module) -> 
 
 
 def is_released(state_dict: Mapping[str, Any]) -> bool:
-    """Whether the names are those of the authors' checkpoints."""
+    """Tells whether the names are those of the authors' checkpoints."""
     return "pos_embed1" in state_dict and "patch_embed1.proj.0.weight" in state_dict
 
 
 def rename_released(state_dict: Mapping[str, Tensor]) -> StateDict:
-    """Every tensor of a released checkpoint under the name it has here."""
+    """Gives every tensor of a released checkpoint the name it has here."""
     state: StateDict = {}
     for key, tensor in state_dict.items():
         state |= _renamed(key, tensor)
@@ -95,7 +95,7 @@ def square_grid(tokens: Tensor) -> Tensor:
 
 
 def resize_grid(grid: Tensor, height: int, width: int, always: bool = False) -> Tensor:
-    """(1, H, W, C) -> (1, height, width, C), bilinearly."""
+    """Resizes positions bilinearly: (1, H, W, C) -> (1, height, width, C)."""
     if not always and grid.shape[1:3] == (height, width):
         return grid
     wide = grid.float() if grid.dtype in (torch.float16, torch.bfloat16) else grid
@@ -104,7 +104,7 @@ def resize_grid(grid: Tensor, height: int, width: int, always: bool = False) -> 
 
 
 def check_state_dict(state: Mapping[str, Tensor], model: nn.Module, strict: bool) -> None:
-    """Refuses weights that do not fit, in one sentence that says which."""
+    """Refuses weights that do not fit the model, and names them."""
     expected = model.state_dict()
     shapes = [
         f"{key} {tuple(state[key].shape)} in place of {tuple(tensor.shape)}"
@@ -149,9 +149,9 @@ def _advice(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], missing
 
 
 def read_checkpoint(path: Path) -> StateDict:
-    """The weights of a .pth or .safetensors file, averaged ones first; no code is ever run.
+    """Reads the weights of a .pth or .safetensors file, the averaged ones if it has some.
 
-    Names lose the prefix that parallel training gives them.
+    No code in the file is run. Names lose the prefix that parallel training gives them.
     """
     if not path.is_file():
         raise UserError(f"there is no file {path}; give the path of a checkpoint")
@@ -179,8 +179,8 @@ def read_checkpoint(path: Path) -> StateDict:
 def check_archive(path: Path) -> None:
     """Refuses a file that would be larger in memory than on the disk.
 
-    torch.save writes an archive that is not compressed, with nothing after its directory. One that
-    is compressed could be a thousand times as large once it is read.
+    torch.save does not compress its archives and writes nothing after their directory. A compressed
+    one could be a thousand times as large in memory.
     """
     with path.open("rb") as file:
         if file.read(4) != b"PK\3\4":  # no archive: a stream, whose sizes are what there is
@@ -207,7 +207,7 @@ def check_archive(path: Path) -> None:
 
 
 def check_tensors(value: Any) -> None:
-    """Refuses tensors that are larger than what is stored of them, anywhere in a value."""
+    """Refuses a value with a tensor in it that is larger than its stored data."""
     seen: set[int] = set()
     rest = [value]
     while rest:

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..errors import UserError
 from ..files import write_atomically
 from .checkpoints import is_released, read_checkpoint, rename_released
-from .soft import FAMILY
+from .variants import SIZES
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Found:
     @property
     def variant(self) -> str | None:
         """The end of the names that are registered for these widths and depths."""
-        for name, known in FAMILY.items():
+        for name, known in SIZES.items():
             same = all(tuple(known[key]) == self.arguments[key] for key in ("embed_dims", "depths"))
             if same and name.endswith("_fudan") == (self.arguments["stage4"] == "softmax"):
                 return name
@@ -46,7 +46,7 @@ class Found:
             "ratios": (8, 4, 2, 1),
             "value_conv": (9, 5, 3, 0),
             "stage4": "softmax" if variant.endswith("_fudan") else "soft",
-            **FAMILY[variant],
+            **SIZES[variant],
         }
         words = [f'"{attention}_{variant}"', f'checkpoint_path="{path}"']
         words += [
@@ -108,7 +108,7 @@ def examine(state: Mapping[str, Tensor], source: Path) -> Found:
     if norm is None:
         stage4 = "softmax" if prefix + "k.weight" in state else "gaussian"
     stride = 4
-    for known in FAMILY.values():
+    for known in SIZES.values():
         if (known["embed_dims"], known["depths"]) == (dims, depths):
             stride = known.get("stem_stride", 4)
     side = tuple(stride * length for length in grids[0].shape[1:3])
@@ -123,8 +123,9 @@ def examine(state: Mapping[str, Tensor], source: Path) -> Found:
         "value_conv": tuple(kernels),
         "stage4": stage4,
     }
-    if "stages.0.blocks.0.attention.sampler.weight" not in state:
-        del arguments["ratios"]  # only convolutions have them in their shapes
+    convolved = "stages.0.blocks.0.attention.sampler.weight" in state
+    if not convolved or (stage4 == "soft" and arguments["ratios"] == (8, 4, 2, 1)):
+        del arguments["ratios"]  # not told by shapes, or those of 49 landmarks, the default
     learned = [v for k, v in state.items() if "running_" not in k and "num_batches" not in k]
     return Found(released, arguments, sum(math.prod(tensor.shape) for tensor in learned))
 

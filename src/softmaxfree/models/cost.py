@@ -1,4 +1,4 @@
-"""What a model costs: parameters, multiply-adds, memory that training keeps."""
+"""The cost of a model: parameters, multiply-adds, memory that training keeps."""
 
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -18,16 +18,16 @@ class Cost:
     parameters: int
     multiply_adds: float
     inverse: float
-    """Those of the inverses, which the paper leaves out of its figures."""
+    """Multiply-adds of the inverses, which the paper does not count."""
 
 
 def cost(model: nn.Module, *shape: int) -> Cost:
-    """Counts what a forward pass of one image (channels, height, width) takes."""
+    """Counts the cost of a forward pass of one image (channels, height, width)."""
     return cost_of(model, _images(model, 1, *shape))
 
 
 def cost_of(model: nn.Module, inputs: Any) -> Cost:
-    """The same for a model that takes other inputs, such as a detector's list of images."""
+    """Counts the cost of a forward pass of any inputs, such as a detector's list of images."""
     inverse = 0.0
 
     def count(attention: SoftmaxFreeAttention, _: Any, landmarks: Tensor) -> None:
@@ -43,7 +43,7 @@ def cost_of(model: nn.Module, inputs: Any) -> Cost:
         if isinstance(module, SoftmaxFreeAttention)
     ]
     training = model.training
-    # The counter looks for gradients of all that requires them, and some models leave none.
+    # The counter expects a gradient of every trained parameter; some models have unused ones.
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
         model.requires_grad_(False)
@@ -60,7 +60,7 @@ def cost_of(model: nn.Module, inputs: Any) -> Cost:
 
 
 def inverse_products(attention: SoftmaxFreeAttention, m: int) -> float:
-    """What an inverse costs on a CPU, in products of m x m matrices."""
+    """Cost of an inverse on a CPU, in products of m x m matrices."""
     if attention.inverse in ("auto", "cholesky"):
         # A factor, a sixth of a product, and the inverse of it, a third; or solving instead.
         return 1 / 2 if m <= 128 else 1 / 6
@@ -70,10 +70,10 @@ def inverse_products(attention: SoftmaxFreeAttention, m: int) -> float:
 
 
 def image_bytes(model: nn.Module, *shape: int, autocast: torch.dtype | None = None) -> int:
-    """What each image adds to the memory kept for the backward pass.
+    """Bytes that each image adds to the memory kept for the backward pass.
 
-    A third image beside two: a single one has fewer copies, as its memory is in several orders
-    at once.
+    Measured as three images less two: a batch of one needs fewer copies, as its memory has several
+    orders at once.
     """
     return kept_bytes(model, 3, *shape, autocast=autocast) - kept_bytes(
         model, 2, *shape, autocast=autocast
@@ -81,9 +81,9 @@ def image_bytes(model: nn.Module, *shape: int, autocast: torch.dtype | None = No
 
 
 def kept_bytes(model: nn.Module, *shape: int, autocast: torch.dtype | None = None) -> int:
-    """Memory that training keeps of images (B, channels, height, width) for the backward pass.
+    """Bytes that training keeps of images (B, channels, height, width) for the backward pass.
 
-    Every storage counts once; parameters and buffers, which are there anyway, do not.
+    Every storage counts once; parameters and buffers do not count.
     """
     own = {x.untyped_storage().data_ptr() for x in (*model.parameters(), *model.buffers())}
     kept: dict[int, int] = {}
@@ -99,7 +99,7 @@ def kept_bytes(model: nn.Module, *shape: int, autocast: torch.dtype | None = Non
     training = model.training
     try:
         with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor), precision:
-            # Named, so that its graph stays: memory freed could be that of two storages in turn.
+            # Kept until all is counted: freed memory could serve two storages in turn.
             logits = model.train()(images)
     finally:
         model.train(training)
@@ -108,6 +108,6 @@ def kept_bytes(model: nn.Module, *shape: int, autocast: torch.dtype | None = Non
 
 
 def _images(model: nn.Module, *shape: int) -> Tensor:
-    """Black ones, where the weights are and as these are."""
+    """Black images on the device and in the type of the weights."""
     weight = next(model.parameters())
     return torch.zeros(shape, device=weight.device, dtype=weight.dtype)

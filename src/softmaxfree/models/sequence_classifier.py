@@ -11,7 +11,7 @@ from ..layers.blocks import PreNormBlock
 from ..layers.registry import attention_options, build_attention, chosen_options
 
 WINDOW = 4
-"""Tokens that are averaged to a landmark in the paper: their number grows with n."""
+"""Tokens that the paper averages to one landmark: landmarks grow with the sequence."""
 
 BENCHMARK: dict[str, dict[str, Any]] = {
     "linformer": {"num_landmarks": 256},
@@ -21,23 +21,23 @@ BENCHMARK: dict[str, dict[str, Any]] = {
     "skyformer": {"num_landmarks": 128},
     "spatial_reduction": {"num_landmarks": 128},
 }
-"""Options of the peers: as Nyströmformer's authors set them in the benchmark, but for the last two,
-which are not in it."""
+"""Options of the peers, as Nyströmformer's authors set them in the benchmark; it does not have the
+last two."""
 
 
 class SequenceEncoder(nn.Module):
     """Tokens with learned positions through layers of attention, averaged to one vector.
 
-    The average is of the tokens that count: padding changes nothing. (The benchmark's is of all,
-    so that a sequence's result depends on how far it is padded.)
+    The average leaves padding out, so that padding changes nothing. (In the benchmark the average
+    is over all tokens, and the result depends on the length of the padding.)
 
     Args:
         vocabulary: Number of tokens, padding included.
         length: Of the longest sequence.
         attention: Name in the table of attentions.
         options: Further arguments of the attention, such as num_landmarks: 128. By default SOFT and
-            SOFT++ average windows of 4 tokens, as in the paper, and the peers are the
-            benchmark's.
+            SOFT++ average windows of 4 tokens, as in the paper, and the peers have the options of
+            the benchmark.
         dim: Width of the tokens.
         hidden: Width of the feed-forward networks.
         depth: Layers.
@@ -100,7 +100,7 @@ def _options(attention: str, length: int, options: dict[str, Any] | None) -> dic
 
 
 class SequenceClassifier(nn.Module):
-    """Classes of sequences, or of pairs of them through one encoder.
+    """Classifies sequences, or pairs of them, through one encoder.
 
     Args:
         num_classes: Of the result.

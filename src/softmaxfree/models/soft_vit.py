@@ -19,7 +19,10 @@ from ..layers.registry import build_attention
 from ..ops.tracing import ceil_div
 from .backbone import Backbone, PositionEmbedding, default_cfg, pair, spread_drop_path, to_tokens
 from .checkpoints import checkpoint_filter_fn
-from .soft import all_options
+from .options import all_options, landmark_options
+
+SIDE = 14
+"""Tokens along a side at the usual size: 224 pixels in patches of 16."""
 
 
 class SoftmaxFreeViT(Backbone):
@@ -31,15 +34,16 @@ class SoftmaxFreeViT(Backbone):
         patch_size: Side of a patch.
         in_chans: Channels of an image.
         num_classes: Width of the logits; 0 for no head.
-        global_pool: What logits are made of: `token`, the class token; `avg`, the average of all
-            others; '' for all tokens as they are.
+        global_pool: Input of the head: `token`, the class token; `avg`, the average of all others;
+            '' for all tokens.
         embed_dim, depth, num_heads: Width, number of blocks, heads.
-        ratio: Side of the window of tokens that becomes one landmark.
-        num_landmarks: In place of the ratio: this many landmarks (a square number) at all sizes.
+        num_landmarks: Landmarks (a square number) at every size, so that cost is linear in the
+            number of pixels. SOFT and SOFT++ have 49 by default.
+        ratio: In place of `num_landmarks`: side of the window of tokens that becomes one landmark.
         attention: A name of `softmaxfree.layers.registry`, as of `SoftmaxFreeTransformer`.
-        attention_options: Options of that attention alone, such as `{"features": 64}`; what the
-            model has an argument for is refused.
-        tie_qk: Queries and keys share a projection; if not given, as the attention has it.
+        attention_options: Options of that attention which are not arguments of the model, such as
+            `{"features": 64}`.
+        tie_qk: Queries and keys share a projection; by default as the attention has it.
         sampler: How landmarks are made: `conv`, `avg`, `random` or `biased`.
         inverse, iters, ridge: How the landmark matrix is inverted, see `softmaxfree.pinv`.
         pad: `replicate` or `drop`, what becomes of sides that the ratio does not divide.
@@ -59,8 +63,8 @@ class SoftmaxFreeViT(Backbone):
         embed_dim: int = 384,
         depth: int = 12,
         num_heads: int = 12,
-        ratio: int = 2,
         num_landmarks: int | None = None,
+        ratio: int | None = None,
         attention: str = "softpp",
         attention_options: Mapping[str, Any] | None = None,
         tie_qk: bool | None = None,
@@ -86,38 +90,26 @@ class SoftmaxFreeViT(Backbone):
             tie_qk=tie_qk, sampler=sampler, num_landmarks=num_landmarks, inverse=inverse,
             iters=iters, ridge=ridge, pad=pad,
         )  # fmt: skip
+        windows = None if ratio is None else [ratio]
+        options |= landmark_options(attention, windows, num_landmarks, [SIDE])[0]
+        options |= {"value_conv": value_conv or None, "prefix_tokens": 1}
+        height, width = pair(img_size, "img_size")
+        grid = (ceil_div(height, patch_size), ceil_div(width, patch_size))
         with torch.device(device or torch.get_default_device()):
             super().__init__(in_chans)
             self.depth = depth
-            height, width = pair(img_size, "img_size")
-            grid = (ceil_div(height, patch_size), ceil_div(width, patch_size))
             self.embed = PatchProjection(in_chans, embed_dim, patch_size)
             self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim))
             trunc_normal_(self.cls_token, std=0.02)
             self.position = PositionEmbedding(grid, embed_dim, 1)
-            self.blocks = nn.ModuleList(
-                PreNormBlock(
-                    build_attention(
-                        attention,
-                        embed_dim,
-                        num_heads,
-                        ratio=ratio,
-                        value_conv=value_conv or None,
-                        prefix_tokens=1,
-                        max_size=grid,
-                        **options,
-                    ),
-                    embed_dim,
-                    mlp_ratio,
-                    drop_path=rate,
-                    eps=1e-6,
+            self.blocks = nn.ModuleList()
+            for rate in spread_drop_path(drop_path_rate, depth):
+                layer = build_attention(attention, embed_dim, num_heads, max_size=grid, **options)
+                self.blocks.append(
+                    PreNormBlock(layer, embed_dim, mlp_ratio, drop_path=rate, eps=1e-6)
                 )
-                for rate in spread_drop_path(drop_path_rate, depth)
-            )
-            self.feature_info = [
-                {"num_chs": embed_dim, "reduction": patch_size, "module": f"blocks.{i}"}
-                for i in range(depth)
-            ]
+            place = {"num_chs": embed_dim, "reduction": patch_size}
+            self.feature_info = [place | {"module": f"blocks.{i}"} for i in range(depth)]
             self.add_head(embed_dim, num_classes, global_pool, drop_rate)
         self.to(dtype=dtype)
 
@@ -149,16 +141,16 @@ class SoftmaxFreeViT(Backbone):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> list[Any] | tuple[Tensor, list[Any]]:
-        """What blocks give, and the last one's tokens.
+        """Returns the results of the blocks, and the tokens of the last one.
 
         Args:
             x: (B, in_chans, H, W) images.
-            indices: Which blocks: the last so many if a number, all if None.
-            return_prefix_tokens: Beside every map or sequence, its class token (B, 1, dim).
+            indices: Numbers of the blocks; an int for that many of the last, None for all.
+            return_prefix_tokens: Return the class token (B, 1, dim) beside each result.
             norm: Apply the final normalisation to all of them.
-            stop_early: Compute no block beyond the last that is asked for.
+            stop_early: Stop after the last of these blocks.
             output_fmt: `NCHW` for maps, `NLC` for tokens (B, N, dim).
-            intermediates_only: Return what the blocks give alone.
+            intermediates_only: Return the results of the blocks alone.
         """
         if output_fmt not in ("NCHW", "NLC"):
             raise UserError(f"output_fmt must be 'NCHW' or 'NLC', got {output_fmt!r}")
@@ -179,7 +171,7 @@ class SoftmaxFreeViT(Backbone):
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Drops the blocks beyond the last that is asked for; returns the indices asked for."""
+        """Drops the blocks after the last of `indices`; returns their numbers."""
         wanted, last = feature_take_indices(len(self.blocks), indices)
         self.blocks = self.blocks[: last + 1]
         if prune_norm:
@@ -192,7 +184,7 @@ class SoftmaxFreeViT(Backbone):
         return {"cls_token", "position.grid", "position.prefix"}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Which layer a parameter belongs to, for rates of learning that fall with depth."""
+        """Patterns that tell the layer of a parameter, for learning rates that fall with depth."""
         return {
             "stem": r"^cls_token|^position|^embed",
             "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))],

@@ -25,7 +25,7 @@ from tqdm import tqdm
 from ..data.sources import find_root
 from ..errors import UserError
 from ..files import write_atomically
-from ..models.soft import PUBLISHED
+from ..models.variants import PUBLISHED
 from .embedded import in_half_precision
 from .predict import read_run_checkpoint
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..models.checkpoints import checkpoint_filter_fn, read_checkpoint
-from ..models.replace import rename_projections
+from ..models.projections import rename_projections
 
 
 def initialise(model: nn.Module, path: Path) -> str:

@@ -14,6 +14,11 @@ from ..ops.kernel import token_scale
 from ..ops.products import product, product_t
 from .samplers import SAMPLERS, Size
 
+NUM_LANDMARKS = 49
+"""The paper's number, at every size."""
+WINDOW = 2
+"""Side of the windows that are convolved, where only the number of landmarks is given."""
+
 
 class MultiHeadAttention(nn.Cell):
     """Projections to heads and back; what happens between them is a subclass's `attend`.
@@ -94,16 +99,18 @@ class MultiHeadAttention(nn.Cell):
 class SoftmaxFreeAttention(MultiHeadAttention):
     """Multi-head attention through landmarks, linear in the number of tokens.
 
-    Called as `attention(x, size)`. Where keys have a projection of their own, the bottleneck is
-    made of the samples of queries and of keys.
+    Called as `attention(x, size)`. Where keys have a projection of their own, landmarks are
+    samples of both queries and keys.
 
     Args:
         dim: Width of the tokens.
         num_heads: Heads; must divide `dim`.
         sampler: How landmarks are made: `conv`, `avg`, `random` or `biased`.
-        ratio: Every `ratio` x `ratio` tokens of an image become one landmark.
-        tokens: This many landmarks, whatever the size: cost stays linear. The
-            convolution still has the ratio as its kernel, and its output is pooled to so many.
+        num_landmarks: Landmarks, a square number: 49 by default. Their number does not grow with
+            that of the tokens, so that cost is linear.
+        ratio: In place of `num_landmarks`: every `ratio` x `ratio` tokens become one landmark. With
+            both, the sampler `conv` has windows of this side and averages what they give to
+            `num_landmarks`.
         normalize: SOFT++ if true, SOFT if not.
         inverse, iters, ridge: How the landmark matrix is inverted, see `pinv`.
         landmark_norm: LayerNorm and GELU on the landmarks.
@@ -117,8 +124,8 @@ class SoftmaxFreeAttention(MultiHeadAttention):
         num_heads: int = 8,
         *,
         sampler: str = "conv",
-        ratio: int = 8,
-        tokens: int | None = None,
+        num_landmarks: int | None = None,
+        ratio: int | None = None,
         normalize: bool = True,
         inverse: str = "auto",
         iters: int = 20,
@@ -132,7 +139,10 @@ class SoftmaxFreeAttention(MultiHeadAttention):
             raise ValueError(f"unknown sampler {sampler!r}; choose one of {', '.join(SAMPLERS)}")
         check_inverse(inverse, iters, ridge)
         self.scale = token_scale(self.head_dim)
-        self.sampler = SAMPLERS[sampler](self.head_dim, ratio, tokens, pad)
+        if ratio is None:
+            ratio = WINDOW
+            num_landmarks = NUM_LANDMARKS if num_landmarks is None else num_landmarks
+        self.sampler = SAMPLERS[sampler](self.head_dim, ratio, num_landmarks, pad)
         self.landmark_norm = (
             nn.SequentialCell(layer_norm(self.head_dim), nn.GELU(approximate=False))
             if landmark_norm

@@ -1,8 +1,8 @@
 """Samplers: how the landmarks are made from the queries of an image.
 
 Each takes heads of tokens (B, heads, N, d) on a grid (H, W) and gives landmarks (B, heads, m, d).
-`ratio=r` makes one landmark of every r x r tokens; `num_landmarks=m` makes m of them, or as many as there
-are tokens, whatever the size.
+`ratio=r` makes one landmark of every r x r tokens; `num_landmarks=m` makes m of them at every size,
+or one for each window if there are fewer.
 """
 
 import math
@@ -24,20 +24,26 @@ class Sampler(nn.Cell):
     Args:
         head_dim: d, width of the tokens.
         ratio: Side of the window that becomes one landmark.
-        tokens: Number of landmarks, a square; None to let it follow from the ratio.
+        num_landmarks: A fixed number, a square; None derives it from the ratio.
         pad: What becomes of sides that the ratio does not divide: `replicate` pads them,
             `drop` leaves the remainder out, as the released models do.
     """
 
-    def __init__(self, head_dim: int, ratio: int, tokens: int | None, pad: str) -> None:
+    def __init__(self, head_dim: int, ratio: int, num_landmarks: int | None, pad: str) -> None:
         super().__init__()
         if ratio < 1:
             raise ValueError(f"ratio must be at least 1, got {ratio}")
         if pad not in ("replicate", "drop"):
             raise ValueError(f"pad must be 'replicate' or 'drop', got {pad!r}")
-        if tokens is not None and (tokens < 1 or math.isqrt(tokens) ** 2 != tokens):
-            raise ValueError(f"tokens must be a square number, 1 or more, got {tokens}")
-        self.head_dim, self.ratio, self.tokens, self.pad = head_dim, ratio, tokens, pad
+        if num_landmarks is not None and (
+            num_landmarks < 1 or math.isqrt(num_landmarks) ** 2 != num_landmarks
+        ):
+            raise ValueError(
+                f"num_landmarks must be a square number, 1 or more, got {num_landmarks}"
+            )
+        self.head_dim, self.ratio, self.num_landmarks, self.pad = (
+            head_dim, ratio, num_landmarks, pad,
+        )  # fmt: skip
 
     def grid(self, size: Size) -> Size:
         """How many windows of the ratio there are along each side."""
@@ -67,11 +73,11 @@ class Sampler(nn.Cell):
 class ConvSampler(Sampler):
     """A convolution of kernel and stride r, shared by the heads, without bias (the default).
 
-    With `tokens`, its output is pooled to that many.
+    With `num_landmarks`, its output is pooled to that many.
     """
 
-    def __init__(self, head_dim: int, ratio: int, tokens: int | None, pad: str) -> None:
-        super().__init__(head_dim, ratio, tokens, pad)
+    def __init__(self, head_dim: int, ratio: int, num_landmarks: int | None, pad: str) -> None:
+        super().__init__(head_dim, ratio, num_landmarks, pad)
         start = HeUniform(negative_slope=math.sqrt(5))
         self.weight = Parameter(initializer(start, (head_dim, head_dim, ratio, ratio)))
 
@@ -82,15 +88,17 @@ class ConvSampler(Sampler):
         weight = self.weight.reshape(d, d, kernel).transpose(2, 1, 0).reshape(kernel * d, d)
         landmarks = product(windows.reshape(b * heads * m, kernel * d), weight.astype(q.dtype))
         landmarks = landmarks.reshape(b, heads, m, d)
-        return landmarks if self.tokens is None else pool(landmarks, grid, bins(self.tokens, grid))
+        if self.num_landmarks is None:
+            return landmarks
+        return pool(landmarks, grid, bins(self.num_landmarks, grid))
 
 
 class AvgSampler(Sampler):
     """The average of every window, over the tokens that are there."""
 
     def construct(self, q: Tensor, size: Size) -> Tensor:
-        if self.tokens is not None:
-            return pool(q, size, bins(self.tokens, size))
+        if self.num_landmarks is not None:
+            return pool(q, size, bins(self.num_landmarks, size))
         return _weigh(q, size, _window_weights(size, self.grid(size), self.ratio))
 
 
@@ -107,8 +115,8 @@ class RandomSampler(Sampler):
         return ops.gather(q, chosen, 2)
 
     def count(self, size: Size) -> int:
-        if self.tokens is not None:
-            return min(self.tokens, size[0] * size[1])
+        if self.num_landmarks is not None:
+            return min(self.num_landmarks, size[0] * size[1])
         grid = self.grid(size)
         return grid[0] * grid[1]
 
@@ -129,9 +137,9 @@ SAMPLERS: dict[str, type[Sampler]] = {
 """Every sampler by its name."""
 
 
-def bins(tokens: int, grid: Size) -> Size:
-    """How many landmarks `tokens` asks for along each side: no more than there is to pool."""
-    side = _root(tokens)
+def bins(num_landmarks: int, grid: Size) -> Size:
+    """Landmarks along each side, at most as many as there are windows or tokens to pool."""
+    side = _root(num_landmarks)
     return min(side, grid[0]), min(side, grid[1])
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.common.initializer import Normal, initializer
 
-from ..layers.attention import ATTENTIONS, dense, layer_norm
+from ..layers.attention import ATTENTIONS, NUM_LANDMARKS, dense, layer_norm
 from ..layers.blocks import ACTIVATIONS, PostNormBlock, PreNormBlock
 from ..layers.patches import conv_embedding
 from ..layers.samplers import Size
@@ -22,6 +22,9 @@ from .checkpoints import load_weights
 from .position import PositionEmbedding
 
 STAGE4 = ("soft", "softmax", "gaussian")
+SIDES = {4: (56, 28, 14, 7), 2: (16, 8, 4, 2)}
+"""Strides of the stem, and tokens along a side of each stage at the image size it is for: 224
+pixels, or 32."""
 POOLS = ("token", "avg", "")
 """How tokens become one: the class token, the average of the others, not at all."""
 
@@ -70,9 +73,11 @@ class SoftmaxFreeTransformer(nn.Cell):
             others; '' for all tokens as they are.
         embed_dims, depths: Width and number of blocks of each stage.
         num_heads: Heads of each stage; of width 32 if not given.
-        ratios: Side of the window of tokens that becomes one landmark, in each stage.
-        tokens: In place of ratios: this many landmarks (a square number such as 49) in
-            every stage and at every size, so that cost stays linear in the number of pixels.
+        num_landmarks: Landmarks (a square number) in every stage and at every size, so that cost is
+            linear in the number of pixels: 49 by default.
+        ratios: In place of `num_landmarks`: side of the window of tokens that becomes one landmark,
+            in each stage, so that their number grows with the image. With both, landmarks are
+            averages over what the windows give.
         attention: `soft` or `softpp`.
         stage4: The last stage's: `soft` for the same as in the others, `softmax`, `gaussian`.
         sampler: How landmarks are made: `conv`, `avg`, `random` or `biased`.
@@ -95,8 +100,8 @@ class SoftmaxFreeTransformer(nn.Cell):
         embed_dims: Sequence[int] = (64, 128, 320, 512),
         depths: Sequence[int] = (2, 2, 5, 2),
         num_heads: Sequence[int] | None = None,
-        ratios: Sequence[int] = (8, 4, 2, 1),
-        tokens: int | None = None,
+        num_landmarks: int | None = None,
+        ratios: int | Sequence[int] | None = None,
         attention: str = "softpp",
         stage4: str = "soft",
         sampler: str = "conv",
@@ -114,16 +119,20 @@ class SoftmaxFreeTransformer(nn.Cell):
         super().__init__()
         embed_dims, depths = _four("embed_dims", embed_dims), _four("depths", depths)
         num_heads = _four("num_heads", num_heads or [max(dim // 32, 1) for dim in embed_dims])
-        ratios, mlp_ratios = _four("ratios", ratios), _four("mlp_ratios", mlp_ratios, 0)
+        mlp_ratios = _four("mlp_ratios", mlp_ratios, 0)
         value_conv = _four("value_conv", value_conv, 0)
         _one_of("attention", attention, ("soft", "softpp"))
         _one_of("stage4", stage4, STAGE4)
         _one_of("act_layer", act_layer, ACTIVATIONS)
         _one_of("global_pool", global_pool, POOLS)
         _one_of("stem_stride", stem_stride, (4, 2))
+        if ratios is None:
+            num_landmarks = NUM_LANDMARKS if num_landmarks is None else num_landmarks
+            ratios = [window_ratio(side, num_landmarks) for side in SIDES[stem_stride]]
+        ratios = _four("ratios", ratios)
         options = {
-            "sampler": sampler, "num_landmarks": tokens, "inverse": inverse, "iters": iters,
-            "ridge": ridge, "pad": pad,
+            "sampler": sampler, "num_landmarks": num_landmarks, "inverse": inverse,
+            "iters": iters, "ridge": ridge, "pad": pad,
         }  # fmt: skip
 
         self.in_chans, self.global_pool = in_chans, global_pool
@@ -134,9 +143,8 @@ class SoftmaxFreeTransformer(nn.Cell):
             for stride in strides:
                 grid = (-(-grid[0] // stride), -(-grid[1] // stride))
             last = i == 3
-            ratio = ratios[i] if tokens is None else window_ratio(min(grid), tokens)
             exact = last and stage4 != "soft"
-            name, own = (stage4, {}) if exact else (attention, {"ratio": ratio, **options})
+            name, own = (stage4, {}) if exact else (attention, {"ratio": ratios[i], **options})
             kind, eps, act = (
                 (PreNormBlock, 1e-6, "gelu") if last else (PostNormBlock, 1e-5, act_layer)
             )
@@ -206,9 +214,11 @@ def create_model(
     attention, _, size = name.partition("_")
     if name not in list_models():
         raise ValueError(f"unknown model {name!r}; choose one of {', '.join(list_models())}")
-    known = {"attention": attention} | FAMILY[size]
+    known = {"attention": attention} | SIZES[size]
     if size.endswith("_fudan"):
         known |= _as_released(arguments.get("attention", attention))
+    if arguments.keys() & {"ratios", "num_landmarks"}:  # these replace each other
+        known.pop("ratios", None)
     model = SoftmaxFreeTransformer(**(known | arguments))
     if checkpoint_path is not None:
         load_weights(model, checkpoint_path)
@@ -217,16 +227,21 @@ def create_model(
 
 def list_models() -> list[str]:
     """Names that `create_model` takes."""
-    return [f"{attention}_{size}" for attention in ("soft", "softpp") for size in FAMILY]
+    return [f"{attention}_{size}" for attention in ("soft", "softpp") for size in SIZES]
 
 
 def _as_released(attention: str) -> dict[str, Any]:
-    """Softmax in stage 4, tanh-GELU, and the inverse that the weights were trained with."""
-    inverse = "damped" if attention == "soft" else "backtrack"
-    return {"stage4": "softmax", "act_layer": "gelu_tanh", "inverse": inverse, "pad": "drop"}
+    """Softmax in stage 4, tanh-GELU, and landmarks and inverse as the weights were trained."""
+    return {
+        "stage4": "softmax",
+        "act_layer": "gelu_tanh",
+        "ratios": (8, 4, 2, 1),
+        "inverse": "damped" if attention == "soft" else "backtrack",
+        "pad": "drop",
+    }
 
 
-FAMILY: dict[str, dict[str, Any]] = {
+SIZES: dict[str, dict[str, Any]] = {
     "nano": {
         "img_size": 32,
         "stem_stride": 2,
@@ -246,12 +261,12 @@ FAMILY: dict[str, dict[str, Any]] = {
     "large_fudan": {"embed_dims": (64, 128, 320, 512), "depths": (1, 3, 40, 5)},
     "huge_fudan": {"embed_dims": (64, 128, 352, 512), "depths": (1, 5, 49, 5)},
 }
-"""Arguments of every size: nano, the journal's table, the authors' release."""
+"""What the rest of a name stands for: nano, the journal's table, the authors' release."""
 
 
-def window_ratio(side: int, tokens: int) -> int:
-    """The window that makes as many landmarks as asked for, or some more, to be pooled."""
-    return max(1, int(side // max(tokens, 1) ** 0.5))
+def window_ratio(side: int, num_landmarks: int) -> int:
+    """The largest window that makes at least so many landmarks of side x side tokens."""
+    return max(1, int(side // max(num_landmarks, 1) ** 0.5))
 
 
 def _four(name: str, values: Any, least: float = 1) -> tuple[Any, ...]:
