@@ -19,7 +19,7 @@ from .nystrom import nystrom
 from .precision import compute_dtype, tiny, without_autocast
 
 _TOKENS_OF_AN_IMAGE = 4096
-"""Of all heads: with fewer the products of one image are too small to be computed by themselves."""
+"""Minimum heads x tokens for processing images one at a time."""
 
 
 def gaussian_attention(
@@ -36,11 +36,11 @@ def gaussian_attention(
         q: (..., n, d) queries.
         k: (..., l, d) keys; pass q itself for self-attention.
         v: (..., l, e) values.
-        normalize: Divide S_ij by the roots of its row's and its column's sum. The spectral norm
-            is then at most 1; without it the norm grows with the number of tokens.
+        normalize: Divide S_ij by the square roots of the sums of row i and column j. The
+            spectral norm is then at most 1; otherwise it grows with the number of tokens.
         mask: (..., l), True for the keys to keep.
-        query_mask: (..., n), True for the queries that count in the columns' sums. If not given,
-            all do, and those that are kept as keys where k is q.
+        query_mask: (..., n), True for the queries that count in the columns' sums. The default
+            is `mask` if k is q, and all queries otherwise.
 
     Returns:
         (..., n, e), in v's type.
@@ -148,7 +148,7 @@ def landmark_attention(
         landmarks = _dropped_to_zero(landmarks, landmark_mask)
     if mask is not None:
         check_mask("mask", mask, leading, k.shape[-2])
-        # A value of 0 takes a key out of P^T V: P itself need not be touched.
+        # A value of 0 takes a key out of P^T V; P itself can stay.
         values = _dropped_to_zero(values, mask)
         if keys is None:
             queries = finite_where_dropped(queries, mask)
@@ -174,14 +174,14 @@ def landmark_attention(
 
 
 Tokens = tuple[Tensor, Tensor | None, Tensor]
-"""Queries, keys where they are not the queries, values."""
+"""Queries; keys, or None if they are the queries; values."""
 
 
 def _by_image(leading: torch.Size, q: Tensor, k: Tensor | None, v: Tensor) -> Tokens:
     """Tokens (..., n, d) -> (images, heads, n, d).
 
-    The heads of a token may lie side by side in memory. Where those of one image are enough to
-    fill tiles, they stay so; else they are copied to be one large stack, as an image of its own.
+    The heads of a token may lie side by side in memory. If one image fills tiles, they stay
+    there; otherwise all images are copied into one large stack, treated as a single image.
     """
     stay = (
         not torch.compiler.is_compiling()
@@ -198,7 +198,7 @@ def _by_image(leading: torch.Size, q: Tensor, k: Tensor | None, v: Tensor) -> To
 
 
 def _rescaled(landmarks: Tensor, own: float, scale: float) -> Tensor:
-    """Landmarks with a scale of their own as they are with the tokens'."""
+    """Converts landmarks from their own scale to the tokens' scale."""
     return landmarks if own == scale else landmarks * (own / scale)
 
 
@@ -207,14 +207,14 @@ def _dropped_to_zero(tokens: Tensor, mask: Tensor) -> Tensor:
 
 
 def _dropped_to_mean(tokens: Tensor, mask: Tensor) -> Tensor:
-    """Dropped tokens where the others' mean is: there they leave the kernel's centre in place."""
+    """Moves dropped tokens to the mean of the others, so that the kernel's centre stays there."""
     tokens = _dropped_to_zero(tokens, mask)
     count = mask.sum(-1)[..., None, None].clamp(min=1)
     return torch.where(mask.unsqueeze(-1), tokens, tokens.detach().sum(-2, keepdim=True) / count)
 
 
 def _solves(method: str, *tensors: Tensor | None) -> bool:
-    """Whether A is factorised but not inverted, which with many landmarks takes less time."""
+    """Whether to solve with a factor of A and not to invert A: faster with many landmarks."""
     landmarks = tensors[-1]
     assert landmarks is not None
     return (

@@ -128,8 +128,8 @@ class _Nystrom(torch.autograd.Function):
             return (None,) * 9
         q, k, v, landmarks, z, factor, s, *kept = ctx.saved_tensors
         if torch.is_grad_enabled() or s is None:
-            inputs = (q, k, v, landmarks, z, factor, ctx.scale)
-            return *_differentiable_gradient(grad, *inputs), *[None] * 4
+            tensors = (q, k, v, landmarks, z, factor)
+            return *_differentiable_gradient(grad, tensors, ctx.scale), *[None] * 4
 
         with without_autocast(q):
             stacks, p_q, p_k = choose(q, k).factors(
@@ -180,21 +180,15 @@ def _multiply(z: Tensor, factor: Tensor | None, stack: Stack, x: Tensor) -> Tens
 
 
 def _differentiable_gradient(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor | None,
-    v: Tensor,
-    landmarks: Tensor,
-    z: Tensor,
-    factor: Tensor | None,
-    scale: float,
+    grad: Tensor, tensors: tuple[Any, ...], scale: float
 ) -> tuple[Tensor | None, ...]:
     """The backward pass through `_plain`, which can be differentiated and mapped."""
+    q, k, v, landmarks, z, factor = tensors
+    keys = () if k is None else (k,)
 
     def plain(q: Tensor, v: Tensor, landmarks: Tensor, z: Tensor, *keys: Tensor) -> Tensor:
         return _plain(q, keys[0] if keys else None, v, landmarks, z, factor, scale)
 
-    keys = () if k is None else (k,)
-    grad_q, *others = torch.func.vjp(plain, q, v, landmarks, z, *keys)[1](grad)
-    grad_v, grad_landmarks, grad_z, *grad_k = others
+    pull_back = torch.func.vjp(plain, q, v, landmarks, z, *keys)[1]
+    grad_q, grad_v, grad_landmarks, grad_z, *grad_k = pull_back(grad)
     return grad_q, grad_k[0] if grad_k else None, grad_v, grad_landmarks, grad_z

@@ -62,11 +62,6 @@ class Stack(NamedTuple):
         """Their part of a tensor (b, ...)."""
         return _part(tensor, 0, self.first, self.size)
 
-    def of_tokens(self, tokens: Tensor, first: int, count: int) -> Tensor:
-        """Their part of some tokens: (images, heads, n, d) -> (size, count, d)."""
-        part = _part(tokens.select(0, self.image), 0, self.head, self.size)
-        return _part(part, 1, first, count)
-
 
 class _Tile(NamedTuple):
     """Consecutive tokens of a stack."""
@@ -77,7 +72,8 @@ class _Tile(NamedTuple):
 
     def of(self, tokens: Tensor) -> Tensor:
         """(images, heads, n, d) -> (matrices, tokens, d)."""
-        return self.stack.of_tokens(tokens, self.first, self.size)
+        heads = _part(tokens[self.stack.image], 0, self.stack.head, self.stack.size)
+        return _part(heads, 1, self.first, self.size)
 
 
 def _part(tensor: Tensor, dim: int, first: int, size: int) -> Tensor:
@@ -90,7 +86,7 @@ def _spans(length: int, most: int) -> list[tuple[int, int]]:
     return [(start, min(step, length - start)) for start in range(0, length, step)]
 
 
-class _Landmarks:
+class Landmarks:
     """The landmarks of all matrices, prepared for the comparison with tokens."""
 
     def __init__(self, landmarks: Tensor, scale: float) -> None:
@@ -105,29 +101,12 @@ class _Landmarks:
             self.far[i] = which, landmarks[i, which]
 
 
-def factors_in_tiles(
-    kernel: TileKernel,
-    q: Tensor,
-    k: Tensor | None,
-    landmarks: Tensor,
-    scale: float,
-    tile_tokens: int,
-    kept: Kept | None,
-    keep: bool,
-) -> tuple[list[Stack], "Factor", "Factor"]:
-    """See `Torch.factors`. A tile is several whole matrices, or a part of a single one."""
+def stacks_of(q: Tensor, k: Tensor | None, tile_tokens: int) -> list[Stack]:
+    """The matrices in parts: a tile is several whole matrices, or a part of a single one."""
     images, heads, n = q.shape[:3]
     longest = n if k is None else max(n, k.shape[2])
     spans = _spans(heads, max(1, tile_tokens // longest))
-    stacks = [Stack(image, *span, heads) for image in range(images) for span in spans]
-    prepared = _Landmarks(landmarks, scale)
-
-    def factor(tokens: Tensor, role: str, kept: Tensor | None) -> Factor:
-        return Factor(kernel, tokens, prepared, stacks[0].size, tile_tokens, role, kept, keep)
-
-    p_q, p_k = kept or (None, None)
-    queries = factor(q, "kernel of queries", p_q)
-    return stacks, queries, queries if k is None else factor(k, "kernel of keys", p_k)
+    return [Stack(image, *span, heads) for image in range(images) for span in spans]
 
 
 class Factor:
@@ -137,12 +116,12 @@ class Factor:
         self,
         kernel: TileKernel,
         tokens: Tensor,
-        landmarks: _Landmarks,
+        landmarks: Landmarks,
         largest_stack: int,
         tile_tokens: int,
-        role: str,
-        kept: Tensor | None,
         keep: bool,
+        kept: Tensor | None,
+        role: str,
     ) -> None:
         self.kernel, self.tokens, self.landmarks = kernel, tokens, landmarks
         (b, m), n = landmarks.y.shape[:2], tokens.shape[2]
@@ -197,8 +176,9 @@ class Factor:
 
     def gradients(self) -> tuple[Tensor, Tensor]:
         """Of the tokens (images, heads, n, d) and the landmarks (b, m, d)."""
-        y, square = self.landmarks.y, self.landmarks.scale**2
-        return self._grad_tokens, self._grad_y.addcmul_(self._row_sums, y, value=-1) * square
+        grad_tokens, wx, w1 = self._sums
+        wx.addcmul_(w1, self.landmarks.y, value=-1)
+        return grad_tokens, wx * self.landmarks.scale**2
 
     def _tiles(self, stack: Stack) -> Iterator[tuple[_Tile, Tensor]]:
         """Tiles and their kernel values, (matrices, m, tokens), computed if they are not there."""
@@ -237,6 +217,7 @@ class Factor:
         The equations are those of `kernel._Kernel`, with W = dP * P and s^2 factored out.
         """
         stack, scale = tile.stack, self.landmarks.scale
+        grad_tokens, wx, w1 = self._sums
         tokens, far = tile.of(self.tokens), self._far(stack)
         exact = [far_gradient([y, tokens[i]], grad_p[i, which], scale) for i, which, y in far]
         weights = grad_p.mul_(p)
@@ -245,10 +226,10 @@ class Factor:
         x = measure_into(
             scratch("tokens", tokens, *tokens.shape), tokens, stack.of(self.landmarks.centre)
         )
-        grad_x = torch.bmm(weights.mT, stack.of(self._scaled_y), out=tile.of(self._grad_tokens))
+        grad_x = torch.bmm(weights.mT, stack.of(self._scaled_y), out=tile.of(grad_tokens))
         grad_x.addcmul_(weights.sum(1).unsqueeze(-1), x, value=-(scale**2))
-        grad_y = stack.of(self._grad_y).baddbmm_(weights, x)
-        stack.of(self._row_sums).add_(weights.sum(2, keepdim=True))
+        grad_y = stack.of(wx).baddbmm_(weights, x)
+        stack.of(w1).add_(weights.sum(2, keepdim=True))
         for (i, which, _), (own, grad) in zip(far, exact):
             grad_x[i] += grad
             grad_y[i, which] += own / scale**2
@@ -258,15 +239,7 @@ class Factor:
         return self.landmarks.y * self.landmarks.scale**2
 
     @cached_property
-    def _grad_tokens(self) -> Tensor:
-        return torch.empty_like(self.tokens)
-
-    @cached_property
-    def _grad_y(self) -> Tensor:
-        return torch.zeros_like(self.landmarks.y)
-
-    @cached_property
-    def _row_sums(self) -> Tensor:
-        """W 1 of every landmark, (b, m, 1)."""
+    def _sums(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Of all tiles: the gradient of the tokens; W x, (b, m, d), and W 1, (b, m, 1)."""
         y = self.landmarks.y
-        return y.new_zeros(*y.shape[:2], 1)
+        return torch.empty_like(self.tokens), torch.zeros_like(y), y.new_zeros(*y.shape[:2], 1)

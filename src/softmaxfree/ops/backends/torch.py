@@ -11,7 +11,7 @@ from ..batching import is_readable
 from ..distances import TO_BASE_2, exponents, measure_into
 from ..matrices import Ridge, add_ridge, row_sums
 from ..scratch import scratch
-from .tiles import Factor, Kept, Stack, factors_in_tiles
+from .tiles import Factor, Kept, Landmarks, Stack, stacks_of
 
 _LINEAR = 2 * math.sqrt(2 / math.pi)
 _CUBIC = _LINEAR * 0.044715
@@ -59,8 +59,13 @@ class Torch:
             Parts of the stack of matrices, to be treated one after the other; P_q; P_k, which
             is P_q itself if k is None.
         """
-        kernel = self.kernel_of_tokens
-        return factors_in_tiles(kernel, q, k, landmarks, scale, tile_tokens, kept, keep)
+        stacks, compared = stacks_of(q, k, tile_tokens), Landmarks(landmarks, scale)
+        common = (compared, stacks[0].size, tile_tokens, keep)
+        p_q, p_k = kept or (None, None)
+        queries = Factor(self.kernel_of_tokens, q, *common, p_q, "kernel of queries")
+        if k is None:
+            return stacks, queries, queries
+        return stacks, queries, Factor(self.kernel_of_tokens, k, *common, p_k, "kernel of keys")
 
     def kernel_of_tokens(
         self, tokens: Tensor, centre: Tensor, columns: Tensor, out: Tensor
