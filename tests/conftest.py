@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from softmaxfree.ops import native
+from softmaxfree.ops.backends import native
 from softmaxfree.ops.inverse import INVERSES
 
 SHARED = Path(__file__).parents[2] / "shared"

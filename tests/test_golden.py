@@ -93,7 +93,9 @@ def test_attention_kernel(tag: str, kind: str, golden_layers: Golden) -> None:
     size = grid(tag)
     landmarks, _ = attention.sampler(q, size, None)
     landmarks = attention.landmark_norm(landmarks * 8**-0.25)
-    out = landmark_attention(q, q, v, landmarks, 1.0, attention.normalize, attention.inverse)
+    out = landmark_attention(
+        q, q, v, landmarks, attention.inversion, normalize=attention.normalize, landmark_scale=1.0
+    )
     if attention.value_conv is not None:
         local = attention.value_conv(v.transpose(1, 2).flatten(2), size)
         out = out + local.unflatten(-1, (2, 8)).transpose(1, 2)

@@ -14,7 +14,7 @@ def build() -> None:
     It needs g++ or clang++ and is found from then on, in the user's cache. Results are the same
     within rounding. SOFTMAXFREE_NATIVE=0 leaves it out.
     """
-    from .ops.native import build as compile_library
+    from .ops.backends.native import build as compile_library
 
     print(f"written: {compile_library()}")
 

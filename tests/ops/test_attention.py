@@ -11,7 +11,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from softmaxfree import gaussian_attention, softmax_free_attention
-from softmaxfree.ops import nystrom, reference
+from softmaxfree.ops import reference
+from softmaxfree.ops.backends import tiles
 from softmaxfree.ops.inverse import INVERSES
 
 from ..helpers import relative_error, tokens
@@ -34,7 +35,7 @@ def inputs(
 def test_matches_the_reference(
     n: int, keys: int | None, tile_bytes: int, normalize: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nystrom, "_TILE_BYTES", tile_bytes)
+    monkeypatch.setattr(tiles, "_TILE_BYTES", tile_bytes)
     arguments = inputs(n, keys, m=9)
     expected = reference.softmax_free_attention(*arguments, normalize)
     assert relative_error(softmax_free_attention(*arguments, normalize), expected) < 1e-12
@@ -66,7 +67,7 @@ def assert_gradients_match(
 def test_gradients_match_the_references(
     keys: int | None, tile_bytes: int, normalize: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nystrom, "_TILE_BYTES", tile_bytes)
+    monkeypatch.setattr(tiles, "_TILE_BYTES", tile_bytes)
     arguments = inputs(130, keys)
     assert_gradients_match(arguments, normalize, 1e-9)
 
@@ -81,7 +82,7 @@ def test_the_number_of_threads_may_change_before_the_backward_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It decides on the tiles, in which the kernel's values are kept."""
-    monkeypatch.setattr(nystrom, "_TILE_BYTES", 2**16)
+    monkeypatch.setattr(tiles, "_TILE_BYTES", 2**16)
     q, _, v, landmarks = inputs(300, m=100)
     expected = gradient(q, v, landmarks)
     threads = torch.get_num_threads()
@@ -521,8 +522,8 @@ def test_bad_input_is_named() -> None:
 def test_many_landmarks_are_solved_with_and_not_inverted(
     keys: int | None, stored: int, normalize: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nystrom, "_TILE_BYTES", 2**14)
-    monkeypatch.setattr(nystrom, "_STORED_BYTES", stored)
+    monkeypatch.setattr(tiles, "_TILE_BYTES", 2**14)
+    monkeypatch.setattr(tiles, "_STORED_BYTES", stored)
     monkeypatch.setattr(torch, "cholesky_inverse", None)
     arguments = inputs(200, keys, m=130)
     expected = reference.softmax_free_attention(*arguments, normalize)

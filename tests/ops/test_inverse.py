@@ -10,7 +10,7 @@ from torch import Tensor
 
 from softmaxfree import pinv
 from softmaxfree.ops import reference
-from softmaxfree.ops.inverse import INVERSES, kernel_inverse, rescaled_steps
+from softmaxfree.ops.inverse import INVERSES, Inverse, kernel_inverse, rescaled_steps
 
 from ..helpers import kernel_matrices, relative_error, tokens
 
@@ -86,7 +86,7 @@ def test_cholesky_and_rescaled_agree_in_float32(m: int, tolerance: float, spread
     rescaled = INVERSES["rescaled"](a, steps, 0.01)
     assert steps < 15
     assert relative_error(rescaled, pinv(a, "cholesky", ridge=0.01)) < tolerance
-    assert torch.equal(kernel_inverse(a, "auto", 20, 0.01), pinv(a))
+    assert torch.equal(kernel_inverse(a, Inverse.checked()), pinv(a))
 
 
 @pytest.mark.parametrize("method", INVERSES)

@@ -9,7 +9,6 @@ from torch import Tensor
 from ..layers.attention import SoftmaxFreeAttention
 from ..layers.multihead import Layout
 from ..ops.attention import middle_matrix, without_dropped
-from ..ops.inverse import check_inverse
 from ..ops.kernel import kernel_matrix, token_scale
 from ..ops.precision import compute_dtype, without_autocast
 
@@ -69,10 +68,8 @@ def factors_of(attention: SoftmaxFreeAttention, q: Tensor, k: Tensor, layout: La
         a = kernel_matrix(landmarks)
         if kept is not None:
             a = without_dropped(a, kept)
-        method, iters = attention.inverse, attention.iters
-        ridge = check_inverse(method, iters, attention.ridge)
         inverse, z = (
-            middle_matrix(a, normalize, method, iters, ridge, kept)
+            middle_matrix(a, attention.inversion, normalize, kept)
             for normalize in (False, attention.normalize)
         )
     return Factors(p, p_keys, a, inverse, a.sum(-1) if attention.normalize else None, z)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..layers.attention import SoftmaxFreeAttention
-from ..ops.inverse import add_ridge, check_inverse
+from ..ops.matrices import add_ridge
 from ..ops.precision import tiny
 from .factors import Factors
 
@@ -28,7 +28,7 @@ class Measures(NamedTuple):
 def measures_of(attention: SoftmaxFreeAttention, factors: Factors) -> Measures:
     """Measures the factors of a layer, given in float64."""
     a, x, z = factors.A, factors.A_inverse, factors.Z
-    ridge = check_inverse(attention.inverse, attention.iters, attention.ridge)
+    ridge = attention.inversion.ridge
     inverted = add_ridge(a, ridge)
     residual = inverted @ x @ inverted - inverted
     eigenvalues = _eigenvalues(a)

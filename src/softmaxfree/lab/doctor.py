@@ -16,7 +16,8 @@ from tqdm import tqdm
 
 from ..environment import hardware, versions
 from ..files import write_atomically
-from ..ops import native, softmax_free_attention
+from ..ops import softmax_free_attention
+from ..ops.backends import native, torch_only
 from ..ops.inverse import INVERSES
 from ..threads import waiting
 from .bench.models import infer
@@ -84,10 +85,10 @@ def self_test() -> Found:
         out = softmax_free_attention(q, q, v, landmarks)
         return [out.detach(), *torch.autograd.grad(out.square().sum(), (q, v, landmarks))]
 
-    with native.left_out():
+    with torch_only():
         expected = gradients("cpu", torch.float64)
     ways: dict[str, tuple[str, Callable[[], AbstractContextManager[Any]]]] = {
-        f"{device}, torch": (device, native.left_out) for device in devices()
+        f"{device}, torch": (device, torch_only) for device in devices()
     }
     if native.library():
         ways["cpu, compiled"] = ("cpu", nullcontext)

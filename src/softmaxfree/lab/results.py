@@ -12,7 +12,7 @@ import torch
 from ..environment import commit, hardware, versions
 from ..errors import UserError, user_file
 from ..files import write_atomically
-from ..ops import native
+from ..ops.backends import native
 
 SCHEMA_VERSION = 1
 

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..ops.attention import landmark_attention
-from ..ops.inverse import check_inverse
+from ..ops.inverse import Inverse
 from ..ops.kernel import token_scale
 from .multihead import Layout, MultiHeadAttention
 from .samplers import SAMPLERS, Sample, Size, join, sample_grid
@@ -96,7 +96,7 @@ class SoftmaxFreeAttention(MultiHeadAttention):
             )
         if sampler not in SAMPLERS:
             raise UserError(f"unknown sampler {sampler!r}; choose one of {', '.join(SAMPLERS)}")
-        check_inverse(inverse, iters, ridge)
+        Inverse.checked(inverse, iters, ridge)
         self.normalize, self.inverse, self.iters, self.ridge = normalize, inverse, iters, ridge
         if ratio is None:
             ratio = WINDOW
@@ -115,14 +115,17 @@ class SoftmaxFreeAttention(MultiHeadAttention):
             k,
             v,
             landmarks,
-            1.0,
-            self.normalize,
-            self.inverse,
-            self.iters,
-            self.ridge,
-            None if layout.mask is None else layout.mask.unsqueeze(1),
-            None if landmark_mask is None else landmark_mask.unsqueeze(1),
+            self.inversion,
+            normalize=self.normalize,
+            landmark_scale=1.0,
+            mask=None if layout.mask is None else layout.mask.unsqueeze(1),
+            landmark_mask=None if landmark_mask is None else landmark_mask.unsqueeze(1),
         )
+
+    @property
+    def inversion(self) -> Inverse:
+        """How the landmark matrix is inverted."""
+        return Inverse.checked(self.inverse, self.iters, self.ridge)
 
     def landmarks(self, q: Tensor, k: Tensor, layout: Layout) -> Sample:
         """Landmarks on the scale of tokens times d^(-1/4).

@@ -1,4 +1,4 @@
-"""What every multi-head attention here shares: projections, checks, the value convolution."""
+"""What all multi-head attentions share: projections, checks, the value convolution."""
 
 import math
 from abc import ABC, abstractmethod
@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import UserError
-from ..ops import native
-from ..ops.batching import is_wrapped, needs_gradient
+from ..ops.backends import choose
+from ..ops.batching import needs_gradient
 from ..ops.checks import check_mask, check_tokens, finite_where_dropped, shape
 from .samplers import Size
 
@@ -25,8 +25,8 @@ class Layout(NamedTuple):
     mask: Tensor | None
     """(B, L), True for the keys to keep; None for all."""
     query_mask: Tensor | None
-    """(B, N), the same for the queries, which are dropped where they are also keys that are: what
-    these hold must not change other queries' results."""
+    """(B, N), True for the queries to keep; None for all. In self-attention it is the keys' mask:
+    what a dropped token holds must not change other queries' results."""
 
 
 class MultiHeadAttention(nn.Module, ABC):
@@ -47,11 +47,11 @@ class MultiHeadAttention(nn.Module, ABC):
     """
 
     linear: ClassVar[bool] = True
-    """Whether cost grows with the number of tokens, and not with its square."""
+    """Whether cost grows linearly with the number of tokens."""
     cross_attention: ClassVar[bool] = True
     """Whether keys and values may come from a context."""
     equivariant: ClassVar[bool] = False
-    """Whether tokens in another order give the same result in that order."""
+    """Whether permuting the tokens permutes the result in the same way."""
 
     def __init__(
         self,
@@ -119,8 +119,8 @@ class MultiHeadAttention(nn.Module, ABC):
                 sequences.
             context: (B, L, dim) tokens that give keys and values; x itself if None.
             context_size: The context's grid.
-            mask: (B, N), or (B, L) with a context: True for the keys to keep. What is dropped
-                changes nothing, whatever it holds.
+            mask: (B, N), or (B, L) with a context: True for the keys to keep. What a dropped
+                key holds has no effect, even NaN.
 
         Returns:
             (B, N, dim).
@@ -140,7 +140,7 @@ class MultiHeadAttention(nn.Module, ABC):
         if mask is not None:
             check_mask("mask", mask, source.shape[:1], source.shape[1])
             mask = mask.expand(source.shape[:2])
-            # Gradients of the projections would multiply what is dropped with 0.
+            # Gradients of the projections multiply dropped tokens by 0, and 0 * NaN is NaN.
             source = finite_where_dropped(source, mask)
             x = source if context is None else x
 
@@ -214,15 +214,15 @@ class MultiHeadAttention(nn.Module, ABC):
 
 
 def dropped_to_zero(tokens: Tensor, mask: Tensor | None) -> Tensor:
-    """(B, heads, L, d) with zeros for what the mask (B, L) drops, whatever it held."""
+    """(B, heads, L, d) with zeros for tokens that the mask (B, L) drops."""
     return tokens if mask is None else tokens.masked_fill(~mask[:, None, :, None], 0)
 
 
 class ValueConv(nn.Module):
-    """A depthwise convolution of the values; channels side by side share a kernel.
+    """A depthwise convolution of the values; the channels of a head may share a kernel.
 
     Args:
-        kernels: How many: one for each head, or for each channel.
+        kernels: Number of kernels: one for each head, or one for each channel.
         kernel_size: Their side, odd.
         ndim: 2 for images, 1 for sequences.
     """
@@ -237,9 +237,7 @@ class ValueConv(nn.Module):
         if (
             len(size) == 2
             and needs_gradient(self.weight)
-            and native.takes(v, self.weight)
-            and not is_wrapped(v)
-            and not is_wrapped(self.weight)
+            and choose(v, self.weight).has_kernel_gradient
         ):
             return _Convolution.apply(v, self.weight, size)
         return _convolved(v, self.weight, size)
@@ -263,7 +261,10 @@ def _image(tokens: Tensor, size: Size) -> Tensor:
 
 
 class _Convolution(torch.autograd.Function):
-    """`_convolved` of images; the weight's gradient by compiled code."""
+    """`_convolved` of images, with the weight's gradient by a faster backend.
+
+    The gradient of v is the convolution of the output's gradient with the flipped kernels.
+    """
 
     @staticmethod
     def forward(v: Tensor, weight: Tensor, size: Size) -> Tensor:
@@ -278,10 +279,9 @@ class _Convolution(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         v, weight = ctx.saved_tensors
         grad_weight = None
-        if not torch.is_grad_enabled() and native.takes(v, grad):
-            grad_weight = native.kernel_gradient(
-                v.unflatten(1, ctx.size), grad.unflatten(1, ctx.size), weight
-            )
+        if not torch.is_grad_enabled():
+            images = v.unflatten(1, ctx.size), grad.unflatten(1, ctx.size)
+            grad_weight = choose(v, grad).kernel_gradient(*images, weight)
         if grad_weight is None:
             pull_back = torch.func.vjp(lambda v, w: _convolved(v, w, ctx.size), v, weight)[1]
             return *pull_back(grad), None

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError
+from ..ops.kernel import token_scale
 from ..ops.precision import compute_dtype, tiny, without_autocast
 from ..ops.tracing import ceil_div
 from .multihead import Layout, MultiHeadAttention, dropped_to_zero
@@ -103,7 +104,7 @@ def _features(
     With a mask (B, L) dropped tokens have features 0 and no part in c. The factor exp(-c) would
     cancel if it were not for epsilon, so gradients go through it.
     """
-    x = x * x.shape[-1] ** -0.25
+    x = x * token_scale(x.shape[-1])
     exponents = x @ directions.T
     measured = exponents
     if mask is not None:

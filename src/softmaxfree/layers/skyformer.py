@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import UserError
 from ..ops.attention import landmark_attention
-from ..ops.kernel import token_scale
+from ..ops.inverse import Inverse
 from .multihead import Layout, MultiHeadAttention
 from .samplers import RandomSampler, Sample, Size, join, pick
 
@@ -55,9 +55,8 @@ class SkyformerAttention(MultiHeadAttention):
             k,
             v,
             landmarks,
-            token_scale(self.head_dim),
+            Inverse.checked(ridge=self.ridge),
             normalize=False,
-            ridge=self.ridge,
             mask=None if layout.mask is None else layout.mask.unsqueeze(1),
             landmark_mask=None if landmark_mask is None else landmark_mask.unsqueeze(1),
         )

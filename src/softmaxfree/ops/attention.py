@@ -12,13 +12,14 @@ from .checks import (
     check_tokens,
     finite_where_dropped,
 )
-from .inverse import add_ridge, check_inverse, kernel_inverse
+from .inverse import Inverse, kernel_inverse
 from .kernel import kernel_matrix, token_scale
+from .matrices import add_ridge
 from .nystrom import nystrom
 from .precision import compute_dtype, tiny, without_autocast
 
 _TOKENS_OF_AN_IMAGE = 4096
-"""Of all heads: with fewer the products of one image are too small to be computed by themselves."""
+"""Minimum heads x tokens for processing images one at a time."""
 
 
 def gaussian_attention(
@@ -35,11 +36,11 @@ def gaussian_attention(
         q: (..., n, d) queries.
         k: (..., l, d) keys; pass q itself for self-attention.
         v: (..., l, e) values.
-        normalize: Divide S_ij by the roots of its row's and its column's sum. The spectral norm
-            is then at most 1; without it the norm grows with the number of tokens.
+        normalize: Divide S_ij by the square roots of the sums of row i and column j. The
+            spectral norm is then at most 1; otherwise it grows with the number of tokens.
         mask: (..., l), True for the keys to keep.
-        query_mask: (..., n), True for the queries that count in the columns' sums. If not given,
-            all do, and those that are kept as keys where k is q.
+        query_mask: (..., n), True for the queries that count in the columns' sums. The default
+            is `mask` if k is q, and all queries otherwise.
 
     Returns:
         (..., n, e), in v's type.
@@ -105,10 +106,15 @@ def softmax_free_attention(
     Returns:
         (..., n, e), in v's type. Leading axes are broadcast.
     """
-    check_tokens(q=q)
-    scale = token_scale(q.shape[-1])
     return landmark_attention(
-        q, k, v, landmarks, scale, normalize, method, iters, ridge, mask, landmark_mask
+        q,
+        k,
+        v,
+        landmarks,
+        Inverse.checked(method, iters, ridge),
+        normalize=normalize,
+        mask=mask,
+        landmark_mask=landmark_mask,
     )
 
 
@@ -117,24 +123,22 @@ def landmark_attention(
     k: Tensor,
     v: Tensor,
     landmarks: Tensor,
-    landmark_scale: float,
+    inverse: Inverse,
+    *,
     normalize: bool = True,
-    method: str = "auto",
-    iters: int = 20,
-    ridge: float | None = None,
+    landmark_scale: float | None = None,
     mask: Tensor | None = None,
     landmark_mask: Tensor | None = None,
 ) -> Tensor:
     """`softmax_free_attention` for landmarks with a scale of their own.
 
-    Queries and keys are multiplied with d^(-1/4) before they are compared, landmarks with
-    `landmark_scale`.
+    Queries and keys are multiplied by d^(-1/4) before they are compared, landmarks by
+    `landmark_scale`, which is d^(-1/4) too if it is None.
     """
     check_tokens(q=q, k=k, v=v, landmarks=landmarks)
     check_same_width(q=q, k=k, landmarks=landmarks)
     check_same_length(k=k, v=v)
     leading = broadcast_leading(q=q, k=k, v=v, landmarks=landmarks)
-    ridge = check_inverse(method, iters, ridge)
     dtype = compute_dtype(q, k, v, landmarks)
     queries, values, landmarks = q.to(dtype), v.to(dtype), landmarks.to(dtype)
     keys = None if k is q else k.to(dtype)
@@ -144,7 +148,7 @@ def landmark_attention(
         landmarks = _dropped_to_zero(landmarks, landmark_mask)
     if mask is not None:
         check_mask("mask", mask, leading, k.shape[-2])
-        # A value of 0 takes a key out of P^T V: P itself need not be touched.
+        # A value of 0 takes a key out of P^T V; P itself can stay.
         values = _dropped_to_zero(values, mask)
         if keys is None:
             queries = finite_where_dropped(queries, mask)
@@ -156,27 +160,28 @@ def landmark_attention(
 
     tokens = _by_image(leading, queries, keys, values)
     scale = token_scale(q.shape[-1])
+    own_scale = scale if landmark_scale is None else landmark_scale
     with without_autocast(queries):
-        if landmark_mask is None and _solves(method, *tokens, landmarks):
-            landmarks = stack(_rescaled(landmarks, landmark_scale, scale))
-            out = _solve_each(tokens, landmarks, scale, normalize, method, iters, ridge)
+        if landmark_mask is None and _solves(inverse.method, *tokens, landmarks):
+            landmarks = stack(_rescaled(landmarks, own_scale, scale))
+            out = _solve_each(tokens, landmarks, scale, inverse, normalize)
         else:
-            a = kernel_matrix(landmarks, scale=landmark_scale)
-            z = middle_matrix(a, normalize, method, iters, ridge, landmark_mask)
-            landmarks = stack(_rescaled(landmarks, landmark_scale, scale))
+            a = kernel_matrix(landmarks, scale=own_scale)
+            z = middle_matrix(a, inverse, normalize, landmark_mask)
+            landmarks = stack(_rescaled(landmarks, own_scale, scale))
             out = nystrom(*tokens, landmarks, stack(z), None, scale)
     return out.reshape(*leading, *out.shape[-2:]).to(v.dtype)
 
 
 Tokens = tuple[Tensor, Tensor | None, Tensor]
-"""Queries, keys where they are not the queries, values."""
+"""Queries; keys, or None if they are the queries; values."""
 
 
 def _by_image(leading: torch.Size, q: Tensor, k: Tensor | None, v: Tensor) -> Tokens:
     """Tokens (..., n, d) -> (images, heads, n, d).
 
-    The heads of a token may lie side by side in memory. Where those of one image are enough to
-    fill tiles, they stay so; else they are copied to be one large stack, as an image of its own.
+    The heads of a token may lie side by side in memory. If one image fills tiles, they stay
+    there; otherwise all images are copied into one large stack, treated as a single image.
     """
     stay = (
         not torch.compiler.is_compiling()
@@ -193,7 +198,7 @@ def _by_image(leading: torch.Size, q: Tensor, k: Tensor | None, v: Tensor) -> To
 
 
 def _rescaled(landmarks: Tensor, own: float, scale: float) -> Tensor:
-    """Landmarks with a scale of their own as they are with the tokens'."""
+    """Converts landmarks from their own scale to the tokens' scale."""
     return landmarks if own == scale else landmarks * (own / scale)
 
 
@@ -202,14 +207,14 @@ def _dropped_to_zero(tokens: Tensor, mask: Tensor) -> Tensor:
 
 
 def _dropped_to_mean(tokens: Tensor, mask: Tensor) -> Tensor:
-    """Dropped tokens where the others' mean is: there they leave the kernel's centre in place."""
+    """Moves dropped tokens to the mean of the others, so that the kernel's centre stays there."""
     tokens = _dropped_to_zero(tokens, mask)
     count = mask.sum(-1)[..., None, None].clamp(min=1)
     return torch.where(mask.unsqueeze(-1), tokens, tokens.detach().sum(-2, keepdim=True) / count)
 
 
 def _solves(method: str, *tensors: Tensor | None) -> bool:
-    """Whether A is factorised but not inverted, which with many landmarks takes less time."""
+    """Whether to solve with a factor of A and not to invert A: faster with many landmarks."""
     landmarks = tensors[-1]
     assert landmarks is not None
     return (
@@ -221,13 +226,7 @@ def _solves(method: str, *tensors: Tensor | None) -> bool:
 
 
 def _solve_each(
-    tokens: Tokens,
-    landmarks: Tensor,
-    scale: float,
-    normalize: bool,
-    method: str,
-    iters: int,
-    ridge: float,
+    tokens: Tokens, landmarks: Tensor, scale: float, inverse: Inverse, normalize: bool
 ) -> Tensor:
     """One matrix after the other: at this size each fills the cache by itself."""
     q, k, v = (x if x is None else x.flatten(0, 1).unsqueeze(0) for x in tokens)
@@ -236,43 +235,42 @@ def _solve_each(
     results = []
     for i, some in enumerate(landmarks.split(1)):
         a = kernel_matrix(some, scale=scale)
-        inverse = add_ridge(a, ridge)
-        if normalize:  # D^1/2 (A + ridge I) D^1/2
-            root = a.sum(-1).sqrt()
-            inverse = inverse * root.unsqueeze(-1) * root.unsqueeze(-2)
+        middle = add_ridge(a, inverse.ridge)
+        if normalize:
+            middle = _normalized(middle, a, 0.5)
         factor: Tensor | None
-        factor, failed = torch.linalg.cholesky_ex(inverse.detach())
+        factor, failed = torch.linalg.cholesky_ex(middle.detach())
         if failed.any():
-            inverse, factor = middle_matrix(a, normalize, method, iters, ridge, None), None
+            middle, factor = middle_matrix(a, inverse, normalize), None
         one = slice(i, i + 1)
         own_k = None if k is None else k[:, one]
-        results.append(nystrom(q[:, one], own_k, v[:, one], some, inverse, factor, scale))
+        results.append(nystrom(q[:, one], own_k, v[:, one], some, middle, factor, scale))
     return torch.cat(results, 1)
 
 
 def middle_matrix(
-    a: Tensor,
-    normalize: bool,
-    method: str,
-    iters: int,
-    ridge: float,
-    landmark_mask: Tensor | None,
+    a: Tensor, inverse: Inverse, normalize: bool, landmark_mask: Tensor | None = None
 ) -> Tensor:
-    """What stands between P and P^T: A^+ or D^-1/2 A^+ D^-1/2, (..., m, m).
+    """Z, which stands between P and P^T: A^+ or D^-1/2 A^+ D^-1/2, (..., m, m).
 
-    A dropped landmark is absent: a zero row and column take its column out of P.
+    The row and column of a dropped landmark are 0, which takes its column out of P.
     """
     if landmark_mask is not None:
         a = without_dropped(a, landmark_mask)
-    middle = kernel_inverse(a, method, iters, ridge)
+    z = kernel_inverse(a, inverse)
     if normalize:
-        root = a.sum(-1).rsqrt()
-        middle = middle * (root.unsqueeze(-1) * root.unsqueeze(-2))
-    return middle if landmark_mask is None else middle * _pairs(landmark_mask)
+        z = _normalized(z, a, -0.5)
+    return z if landmark_mask is None else z * _pairs(landmark_mask)
+
+
+def _normalized(x: Tensor, a: Tensor, power: float) -> Tensor:
+    """D^p X D^p, D = diag(A 1): SOFT++ has p = -1/2 for an inverse of A, 1/2 for A itself."""
+    root = a.sum(-1) ** power
+    return x * (root.unsqueeze(-1) * root.unsqueeze(-2))
 
 
 def without_dropped(a: Tensor, landmark_mask: Tensor) -> Tensor:
-    """A (..., m, m) in which a dropped landmark is alone, as in the identity."""
+    """A (..., m, m) with rows and columns of the identity for dropped landmarks."""
     identity = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
     return torch.where(_pairs(landmark_mask), a, identity)
 

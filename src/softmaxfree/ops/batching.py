@@ -1,4 +1,4 @@
-"""What the autograd functions here share."""
+"""Helpers of the autograd functions: whether to record, and how to map them."""
 
 import inspect
 from collections.abc import Callable
@@ -11,10 +11,8 @@ Forward = TypeVar("Forward", bound=Callable[..., object])
 
 
 def keep_signature(forward: Forward) -> Forward:
-    """Stores a forward's signature, which `Function.apply` works out anew at every call.
-
-    That takes longer than a small tensor operation.
-    """
+    """Stores a forward's signature; `Function.apply` would inspect it at every call, which takes
+    longer than a small tensor operation."""
     forward.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
     return forward
 
@@ -26,14 +24,14 @@ def needs_gradient(*tensors: Tensor | None) -> bool:
 def needs_apply(*tensors: Tensor | None) -> bool:
     """Whether a function of these has to be recorded, or transformed by `torch.func`.
 
-    If not, its forward can be called as it is; `Function.apply` takes longer than several small
+    If not, its forward is called directly: `Function.apply` takes longer than several small
     tensor operations.
     """
     return needs_gradient(*tensors) or any(x is not None and is_wrapped(x) for x in tensors)
 
 
 def is_wrapped(tensor: Tensor) -> bool:
-    """Tensors inside transforms of `torch.func` stand for others and have no storage."""
+    """Whether a tensor stands for others inside a transform of `torch.func`, without storage."""
     try:
         tensor.untyped_storage()
     except NotImplementedError:
@@ -42,7 +40,7 @@ def is_wrapped(tensor: Tensor) -> bool:
 
 
 def is_readable(tensor: Tensor) -> bool:
-    """Whether its values can be looked at, and without waiting for a device."""
+    """Whether its values can be read without waiting for a device."""
     return (
         tensor.device.type == "cpu"
         and not torch.compiler.is_compiling()
@@ -52,5 +50,5 @@ def is_readable(tensor: Tensor) -> bool:
 
 
 def mapped_axis_first(tensor: Tensor, axis: int | None, size: int) -> Tensor:
-    """The axis that vmap maps over as the first one; a tensor without it is repeated, unstored."""
+    """Moves the axis that vmap maps over to the front; a tensor without one is expanded."""
     return tensor.expand(size, *tensor.shape) if axis is None else tensor.movedim(axis, 0)

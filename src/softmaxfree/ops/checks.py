@@ -1,4 +1,4 @@
-"""Refusals: each says what came, what was expected, and what to do."""
+"""Checks of arguments: each error says what came, what was expected, and what to do."""
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ def check_floating(**tensors: Tensor) -> None:
 
 
 def check_tokens(**tensors: Tensor) -> None:
-    """Token matrices: floating point, at least (tokens, width), not empty, on one device."""
+    """Tokens must be floating point, at least (tokens, width), not empty, on one device."""
     check_floating(**tensors)
     (first_name, first), *others = tensors.items()
     for name, tensor in tensors.items():
@@ -42,18 +42,16 @@ def check_same_width(**tensors: Tensor) -> None:
             )
 
 
-def check_same_length(**tensors: Tensor) -> None:
-    (first_name, first), *others = tensors.items()
-    for name, tensor in others:
-        if tensor.shape[-2] != first.shape[-2]:
-            raise ValueError(
-                f"{name} must have as many tokens as {first_name}, {first.shape[-2]}, "
-                f"got shape {shape(tensor)} beside {shape(first)}"
-            )
+def check_same_length(k: Tensor, v: Tensor) -> None:
+    if k.shape[-2] != v.shape[-2]:
+        raise ValueError(
+            f"v must have as many tokens as k, {k.shape[-2]}, "
+            f"got shape {shape(v)} beside {shape(k)}"
+        )
 
 
 def broadcast_leading(**tensors: Tensor) -> torch.Size:
-    """The common leading (batch, head, ...) shape of the tensors' last two axes' stacks."""
+    """The shape that the leading axes (batch, heads, ...) of all tensors broadcast to."""
     (_, first), *others = tensors.items()
     if all(tensor.shape[:-2] == first.shape[:-2] for _, tensor in others):
         return first.shape[:-2]
@@ -90,9 +88,9 @@ def check_mask(name: str, mask: Tensor, leading: torch.Size, tokens: int) -> Non
 
 
 def finite_where_dropped(tokens: Tensor, mask: Tensor) -> Tensor:
-    """Tokens (..., n, d) without NaN and infinity where a mask (..., n) drops them.
+    """Tokens (..., n, d) with 0 for NaN and infinity where a mask (..., n) drops them.
 
-    What is finite stays as it is, for a dropped key may be a query; but NaN times 0 is NaN.
+    Finite values stay, since a dropped key may be a query; but NaN times 0 would be NaN.
     """
     return tokens.masked_fill(~(mask.unsqueeze(-1) | tokens.isfinite()), 0)
 

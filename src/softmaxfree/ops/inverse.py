@@ -1,31 +1,29 @@
 """The Moore-Penrose inverse of the landmark matrix A, by one of several methods.
 
-All of them take stacks of symmetric positive semi-definite matrices, treat each matrix alone,
-and have the gradient of the inverse in closed form (the paper's `equ:inverse_back`).
+All of them take stacks of symmetric positive semi-definite matrices, treat each matrix on its
+own, and have the gradient of the inverse in closed form (the paper's `equ:inverse_back`).
 """
 
 import math
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..errors import UserError
-from . import native
+from .backends import choose
 from .batching import is_readable, keep_signature, mapped_axis_first, needs_apply
 from .checks import check_floating, shape
-from .precision import compute_dtype, tiny, without_autocast
+from .matrices import Ridge, add_ridge, row_sums
+from .precision import compute_dtype, without_autocast
 from .tracing import is_exporting
 
 _MOST_LANDMARKS = 2**16
-"""An exported graph is for all sizes up to this."""
+"""An exported graph serves all numbers of landmarks up to this."""
 
 _LARGEST_RIDGE = 1e30
-
-Ridge = float | Tensor
-"""For all matrices, or (..., 1), one for each."""
 
 Method = Callable[[Tensor, int, Ridge], Tensor]
 """(A of shape (..., m, m), iterations, ridge) -> inverse of shape (..., m, m)."""
@@ -54,25 +52,25 @@ def pinv(a: Tensor, method: str = "auto", iters: int = 20, ridge: float | None =
             0 for the others.
 
     Returns:
-        (..., m, m), in a's type. Of finite matrices it is finite: what the type cannot hold is its
-        largest number. The gradient is that of the inverse, -Y^T G Y^T; it can be differentiated
-        again, and stays finite where the type can hold the inverse's square.
+        (..., m, m), in a's type. The result for a finite matrix is finite: entries beyond the
+        type's range become its largest number. The gradient is that of the inverse, -Y^T G Y^T;
+        it can be differentiated again, and is finite where the type can hold the inverse's square.
     """
     check_floating(a=a)
     if a.ndim < 2 or a.shape[-1] != a.shape[-2]:
         raise ValueError(f"a must be square matrices (..., m, m), got shape {shape(a)}")
     if a.numel() == 0:
         raise ValueError(f"a is empty: its shape is {shape(a)}")
-    ridge = check_inverse(method, iters, ridge)
+    checked = Inverse.checked(method, iters, ridge)
     with without_autocast(a):
-        inverse = _scaled_inverse(a.to(compute_dtype(a)), method, iters, ridge)
+        inverse = _scaled_inverse(a.to(compute_dtype(a)), *checked)
         most = torch.finfo(a.dtype).max
         return inverse.clamp(-most, most).to(a.dtype)
 
 
 def _scaled_inverse(a: Tensor, method: str, iters: int, ridge: float) -> Tensor:
-    """The inverse of A / s + ridge / s I, divided by s: a power of 2 for each matrix, so that
-    neither squares nor sums of its entries leave the type's range."""
+    """(A / s + ridge / s I)^+ / s, with a power of 2 as s for each matrix: neither squares nor
+    sums of its entries leave the type's range."""
     size = a.detach().abs().amax((-2, -1), keepdim=True).clamp(min=ridge)
     size = size.clamp(min=torch.finfo(a.dtype).smallest_normal)
     scale = size.log2().ceil().clamp(max=_exponent_of_largest(a.dtype)).exp2()
@@ -85,36 +83,47 @@ def _exponent_of_largest(dtype: torch.dtype) -> int:
     return int(math.log2(torch.finfo(dtype).max) - 0.5)
 
 
-def check_inverse(method: str, iters: int, ridge: float | None) -> float:
-    """Refuses what no inverse can be computed with; returns the ridge that None stands for."""
-    if method not in INVERSES:
-        raise UserError(f"unknown method {method!r}; choose one of {', '.join(INVERSES)}")
-    if iters < 1:
-        raise UserError(f"iters must be at least 1, got {iters}")
-    if ridge is None:
-        return 0.01 if method in ("auto", "rescaled", "damped") else 0.0
-    if not (math.isfinite(ridge) and ridge >= 0):
-        raise UserError(f"ridge must be a finite number, 0 or more, got {ridge}")
-    if ridge > _LARGEST_RIDGE:
-        raise UserError(f"ridge must be at most {_LARGEST_RIDGE}, got {ridge}")
-    if ridge == 0 and method in ("auto", "rescaled"):
-        raise UserError(
-            f"method {method!r} needs a ridge above 0; use 'newton' or 'exact' for none"
-        )
-    return float(ridge)
+class Inverse(NamedTuple):
+    """How a landmark matrix is inverted: the arguments of `pinv` after their check."""
+
+    method: str
+    iters: int
+    ridge: float
+
+    @classmethod
+    def checked(
+        cls, method: str = "auto", iters: int = 20, ridge: float | None = None
+    ) -> "Inverse":
+        """Raises UserError for what no inverse can be computed with; None is the default ridge."""
+        if method not in INVERSES:
+            raise UserError(f"unknown method {method!r}; choose one of {', '.join(INVERSES)}")
+        if iters < 1:
+            raise UserError(f"iters must be at least 1, got {iters}")
+        if ridge is None:
+            ridge = 0.01 if method in ("auto", "rescaled", "damped") else 0.0
+        if not (math.isfinite(ridge) and ridge >= 0):
+            raise UserError(f"ridge must be a finite number, 0 or more, got {ridge}")
+        if ridge > _LARGEST_RIDGE:
+            raise UserError(f"ridge must be at most {_LARGEST_RIDGE}, got {ridge}")
+        if ridge == 0 and method in ("auto", "rescaled"):
+            raise UserError(
+                f"method {method!r} needs a ridge above 0; use 'newton' or 'exact' for none"
+            )
+        return cls(method, iters, float(ridge))
 
 
-def kernel_inverse(a: Tensor, method: str, iters: int, ridge: float) -> Tensor:
-    """`pinv` of a kernel matrix, whose entries lie in [0, 1], arguments checked before.
+def kernel_inverse(a: Tensor, inverse: Inverse) -> Tensor:
+    """`pinv` of a kernel matrix, whose entries lie in [0, 1].
 
     |A|_1 is then at most m, which tells how many rescaled steps `auto` needs, and that rounding
     cannot make A + ridge I indefinite.
     """
+    method, iters, ridge = inverse
     if method == "auto":
         largest = _MOST_LANDMARKS if is_exporting() else a.shape[-1]
         iters = rescaled_steps(largest, ridge, torch.finfo(a.dtype).eps)
         if _on_cpu(a) and ridge > torch.finfo(a.dtype).eps * a.shape[-1] ** 2:
-            return _definite_with_gradient(a, iters, ridge)
+            return _definite(a, iters, ridge)
     return INVERSES[method](a, iters, ridge)
 
 
@@ -131,6 +140,8 @@ def closed_form_gradient(method: Method) -> Method:
 
 
 class _Inverse(torch.autograd.Function):
+    """Y = A^-1. From dY = -Y dA Y, an output gradient G gives A the gradient -Y^T G Y^T."""
+
     @staticmethod
     @keep_signature
     def forward(a: Tensor, method: Method, iters: int, ridge: Ridge) -> Tensor:
@@ -170,32 +181,7 @@ def _on_cpu(a: Tensor) -> bool:
 
 
 def cholesky(a: Tensor, iters: int, ridge: Ridge) -> Tensor:
-    compiled = _compiled(a, ridge)
-    if compiled is not None:
-        return compiled
-    a = add_ridge(a, ridge)
-    factor, failed = torch.linalg.cholesky_ex(a)
-    if is_readable(failed) and not failed.any():
-        return torch.cholesky_inverse(factor)
-    # A matrix that is singular to working precision gets as much ridge as rounding asks for.
-    rounding = torch.finfo(a.dtype).eps * a.shape[-1] * _row_sums(a)
-    more = rounding[..., 0] * (failed > 0).unsqueeze(-1)
-    return _cholesky_of_definite(a, iters, more)
-
-
-def _compiled(a: Tensor, ridge: Ridge) -> Tensor | None:
-    """The inverse of A + ridge I by compiled code; None without it, or if one is not definite."""
-    if isinstance(ridge, Tensor) or not native.takes_landmarks(a):
-        return None
-    return native.inverse(a, ridge)
-
-
-def _cholesky_of_definite(a: Tensor, iters: int, ridge: Ridge) -> Tensor:
-    compiled = _compiled(a, ridge)
-    if compiled is not None:
-        return compiled
-    factor, _ = torch.linalg.cholesky_ex(add_ridge(a, ridge))
-    return torch.cholesky_inverse(factor)
+    return choose(a).inverse(a, ridge)
 
 
 def rescaled(a: Tensor, iters: int, ridge: Ridge) -> Tensor:
@@ -204,18 +190,18 @@ def rescaled(a: Tensor, iters: int, ridge: Ridge) -> Tensor:
     Before each step the product Z A, its spectrum in [low, 1], is stretched to lie evenly
     around 1; the step then takes the spectrum to [4 low / (1 + low)^2, 1].
     """
-    # As much as rounding asks for: an eigenvalue that it has made negative would grow.
-    least = torch.finfo(a.dtype).eps * _row_sums(a).squeeze(-1)
+    # At least the rounding error: an eigenvalue that it has made negative would grow.
+    least = torch.finfo(a.dtype).eps * row_sums(a).squeeze(-1)
     low = torch.maximum(least, torch.as_tensor(ridge, dtype=a.dtype, device=a.device))
     a = add_ridge(a, low)
-    norm = _row_sums(a)
+    norm = row_sums(a)
     z = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device) / norm
     low = low.unsqueeze(-1) / norm
     for _ in range(iters):
         z = z * (2 / (1 + low))
         z = _newton_step(a, z)
         low = 4 * low / (1 + low) ** 2
-    if is_readable(z) and not z.isfinite().all():  # of a matrix that was indefinite as it came
+    if is_readable(z) and not z.isfinite().all():  # A was indefinite from the start
         finite = z.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
         z = torch.where(finite, z, _iterate(a, 1.8 / norm**2, iters))
     return z
@@ -231,25 +217,25 @@ def rescaled_steps(m: int, ridge: float, eps: float) -> int:
 
 def newton(a: Tensor, iters: int, ridge: Ridge) -> Tensor:
     a = add_ridge(a, ridge)
-    return _iterate(a, 1.8 / _row_sums(a) ** 2, iters)
+    return _iterate(a, 1.8 / row_sums(a) ** 2, iters)
 
 
 def paper(a: Tensor, iters: int, ridge: Ridge) -> Tensor:
     a = add_ridge(a, ridge)
-    return _iterate(a, 2 / _row_sums(a) ** 2, iters)
+    return _iterate(a, 2 / row_sums(a) ** 2, iters)
 
 
 def damped(a: Tensor, iters: int, ridge: Ridge) -> Tensor:
     # The release takes the step size before it adds the ridge, which is right for a kernel matrix;
     # where the ridge is most of the matrix, that would diverge.
-    alpha = 1.8 / _row_sums(a) ** 2
+    alpha = 1.8 / row_sums(a) ** 2
     a = add_ridge(a, ridge)
-    return _iterate(a, torch.minimum(alpha, 1.9 / _row_sums(a) ** 2), iters)
+    return _iterate(a, torch.minimum(alpha, 1.9 / row_sums(a) ** 2), iters)
 
 
 def backtrack(a: Tensor, iters: int, ridge: Ridge) -> Tensor:
     a = add_ridge(a, ridge)
-    return _iterate(a, backtracked_alpha(a, 2 / _row_sums(a) ** 2), iters)
+    return _iterate(a, backtracked_alpha(a, 2 / row_sums(a) ** 2), iters)
 
 
 def backtracked_alpha(a: Tensor, alpha: Tensor) -> Tensor:
@@ -257,7 +243,7 @@ def backtracked_alpha(a: Tensor, alpha: Tensor) -> Tensor:
     square = a @ a
     identity = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
     for _ in range(10):
-        too_long = _row_sums(identity - alpha * square) > 1.01
+        too_long = row_sums(identity - alpha * square) > 1.01
         alpha = torch.where(too_long, alpha / 2, alpha)
     return alpha
 
@@ -272,7 +258,7 @@ def exact(a: Tensor, iters: int, ridge: Ridge) -> Tensor:
 
 
 def _eigh(a: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and vectors; those of a matrix with NaN or infinity are NaN."""
+    """Eigenvalues and eigenvectors; the values are NaN if the matrix has NaN or infinity."""
     finite = a.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
     values, vectors = torch.linalg.eigh(torch.where(finite, a, 0))
     return torch.where(finite.squeeze(-1), values, torch.nan), vectors
@@ -290,27 +276,16 @@ def _newton_step(a: Tensor, z: Tensor) -> Tensor:
     return 2 * z - z @ a @ z
 
 
-def _row_sums(a: Tensor) -> Tensor:
-    """|A|_1 of symmetric matrices, (..., 1, 1): their largest row sum of magnitudes."""
-    return a.abs().sum(-1).amax(-1).clamp(min=tiny(a.dtype))[..., None, None]
+def definite(a: Tensor, iters: int, ridge: Ridge) -> Tensor:
+    return choose(a).inverse(a, ridge, definite=True)
 
 
-def add_ridge(a: Tensor, ridge: Ridge) -> Tensor:
-    """A + ridge I; a ridge for each matrix has shape (..., 1)."""
-    if torch.compiler.is_compiling():  # exporters want no changes in place
-        identity = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
-        return a + identity * (ridge.unsqueeze(-1) if isinstance(ridge, Tensor) else ridge)
-    a = a.clone()
-    a.diagonal(dim1=-2, dim2=-1).add_(ridge)
-    return a
-
-
-_definite_with_gradient = closed_form_gradient(_cholesky_of_definite)
+_definite = closed_form_gradient(definite)
 
 
 def inverse_of_definite(a: Tensor) -> Tensor:
     """The inverse of positive definite matrices, with its gradient in closed form."""
-    return _definite_with_gradient(a, 0, 0.0)
+    return _definite(a, 0, 0.0)
 
 
 INVERSES: dict[str, Method] = {

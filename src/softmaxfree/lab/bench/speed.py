@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from ...environment import command_line
 from ...models.cost import cost, image_bytes
-from ...ops import native
+from ...ops.backends import native, torch_only
 from ..measure import Timing, square_product, time_interleaved
 from ..results import Note, Page, Table, number, publish, result
 from . import busy
@@ -111,7 +111,7 @@ def _both_ways(title: str, call: Call) -> dict[str, Call]:
     """A contestant, and the same without the compiled code, if that is built."""
 
     def by_torch() -> None:
-        with native.left_out():
+        with torch_only():
             call()
 
     return {title: call, **({f"{title}, torch only": by_torch} if native.library() else {})}

@@ -15,7 +15,8 @@ from ...analysis.factors import Factors
 from ...errors import UserError
 from ...layers.attention import SoftmaxFreeAttention
 from ...layers.samplers import AvgSampler, RandomSampler
-from ...ops.inverse import INVERSES, add_ridge, check_inverse
+from ...ops.inverse import INVERSES, Inverse
+from ...ops.matrices import add_ridge
 from ..figures.newton import METHODS, residual
 from .looks import Kept, Look, distinct_bytes
 
@@ -198,16 +199,14 @@ def convergence_of(record: AttentionRecord, factors: Factors, head: int) -> Conv
     a = factors.A[0, head]
     curves = {}
     for method in ITERATIVE:
-        ridge = check_inverse(method, 1, None)
-        if method == attention.inverse:
-            ridge = check_inverse(method, 1, attention.ridge)
+        own_ridge = attention.ridge if method == attention.inverse else None
+        ridge = Inverse.checked(method, ridge=own_ridge).ridge
         inverted = add_ridge(a, ridge)
         with torch.no_grad():
             curves[method] = [
                 residual(inverted, INVERSES[method](a, steps, ridge)).item() for steps in STEPS
             ]
-    ridge = check_inverse(attention.inverse, attention.iters, attention.ridge)
-    own = residual(add_ridge(a, ridge), factors.A_inverse[0, head]).item()
+    own = residual(add_ridge(a, attention.inversion.ridge), factors.A_inverse[0, head]).item()
     return Convergence(a.shape[-1], curves, own, attention.inverse, attention.iters)
 
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ...errors import UserError
 from ...layers.attention import SoftmaxFreeAttention
-from ...ops.inverse import INVERSES, add_ridge, check_inverse
+from ...ops.inverse import INVERSES, Inverse
+from ...ops.matrices import add_ridge
 from ..results import table
 from .drawing import panels, save
 from .subject import Subject, given_images, subjects
@@ -61,7 +62,7 @@ def curves(matrices: Mapping[str, Tensor], most_steps: int = MOST_STEPS) -> Iter
     """
     for stage, a in matrices.items():
         for method in METHODS:
-            ridge = check_inverse(method, 1, None)
+            ridge = Inverse.checked(method).ridge
             inverted = add_ridge(a, ridge)
             after = torch.stack(
                 [
