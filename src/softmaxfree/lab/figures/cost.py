@@ -1,6 +1,6 @@
-"""`softmaxfree figures memory` and `throughput`: what attention costs, and accuracy beside it.
+"""`softmaxfree figures memory` and `throughput`: the cost of attention, with accuracies beside it.
 
-Drawn from results of the benchmarks. Accuracies are the paper's: nothing is trained here.
+Costs are results of the benchmarks; accuracies are the paper's.
 """
 
 from pathlib import Path
@@ -19,10 +19,10 @@ COMMANDS = {
     "models-peers": "softmaxfree bench models --preset peers",
     "models-paper": "softmaxfree bench models --preset paper",
 }
-"""What writes a result, by the result's name."""
+"""The command that writes each result."""
 
 OURS = {"SOFT": "soft", "SOFT++": "softpp"}
-"""Families of models that have the colour of an attention."""
+"""Families that have the colour of an attention."""
 
 SIDES = {
     "CoaT-Lite": "left",
@@ -36,19 +36,24 @@ SIDES = {
     "ViP": "above",
     "ViT": "below",
 }
-"""On which side of its point a name has room, where that is not the right."""
+"""The side of its point where a name has room; default: right."""
 
 LOWEST = 74.5
-"""Per cent: accuracies below it are written at the edge."""
+"""Accuracies below this, in per cent, are written at the edge."""
 
 INK = "#333333"
 
 Row = dict[str, Any]
-"""A point as it is drawn: its panel, what it is of, and its two coordinates."""
+"""A point: its panel, its model and its two coordinates."""
 
 
-def run_memory(results: Path, out: Path) -> list[Row]:
-    """Memory against the number of tokens; accuracy against parameters."""
+def draw_memory(results: Path = Path("results"), out: Path = Path("figures")) -> None:
+    """Draw memory against the number of tokens, and accuracy against parameters.
+
+    Args:
+        results: Folder with the results of `bench memory` and `models`.
+        out: Folder for memory.png, memory.svg and memory.csv.
+    """
     memory = _read(results, "memory", "training_bytes", "titles", "exponents")
     models = _read(results, "models", "parameters")
     rows = [
@@ -66,11 +71,15 @@ def run_memory(results: Path, out: Path) -> list[Row]:
         "parameters of SOFT and SOFT++ are counted here, others' as printed.",
     )
     save(figure, rows, out / "memory")
-    return rows
 
 
-def run_throughput(results: Path, out: Path) -> list[Row]:
-    """Time against the number of tokens; accuracy against images a second."""
+def draw_throughput(results: Path = Path("results"), out: Path = Path("figures")) -> None:
+    """Draw time against the number of tokens, and accuracy against throughput.
+
+    Args:
+        results: Folder with the results of `bench attention --preset paper` and `bench models`.
+        out: Folder for throughput.png, throughput.svg and throughput.csv.
+    """
     attention = _read(results, "attention-paper", "forward_s", "titles", "exponents")
     peers = _read(results, "models-peers", "inference_s")
     tiny = _read(results, "models-paper", "inference_s")
@@ -97,7 +106,6 @@ def run_throughput(results: Path, out: Path) -> list[Row]:
     measured = "; ".join(f"{', '.join(what)}: {where}" for where, what in machines.items())
     _note(figure, f"Time: {measured}.\nAccuracies: the paper's tables, not measured here.")
     save(figure, rows, out / "throughput")
-    return rows
 
 
 def _read(results: Path, name: str, quantity: str, *fields: str) -> dict[str, Any]:
