@@ -405,10 +405,10 @@ FAMILY: dict[str, dict[str, Any]] = {
 """Arguments of every size: nano, the journal's table, the authors' release."""
 
 PUBLISHED: dict[str, Path] = {
-    name: Path(__file__).parents[1] / "weights" / f"{name}.safetensors"
-    for name in ("soft_nano.cifar10", "softpp_nano.cifar10", "softx_nano.cifar10")
+    path.stem: path
+    for path in sorted((Path(__file__).parents[1] / "weights").glob("*.cifar10.safetensors"))
 }
-"""Names with weights that come with the package, and their files; docs/weights.md has the cards."""
+"""Names with weights, and their files; docs/weights.md has the cards and says what a wheel has."""
 
 _SMALL_IMAGES = {"input_size": (3, 32, 32), "pool_size": (2, 2), "crop_pct": 1.0}
 _CIFAR10: dict[str, Any] = {

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from time_page import untrained
 from torch import nn
 
 from softmaxfree import attention_rows, recorded_attention
@@ -20,7 +21,6 @@ from softmaxfree.lab.explore.attended import (
     supposed,
 )
 from softmaxfree.lab.explore.looks import Kept, Look, Photo, look
-from softmaxfree.lab.explore.timing import untrained
 from softmaxfree.lab.explore.uploads import Photos
 from softmaxfree.lab.explore.view import Choice, View, side_of
 from softmaxfree.lab.figures.subject import Subject

@@ -1,7 +1,7 @@
-"""Weights that come with the package under a name of timm's, and their cards.
+"""Publishes weights under a name of timm's: `python scripts/publish.py RUN...`.
 
-`python -m softmaxfree.tasks.published RUN...` writes the weights of runs into the package, scores
-them as they will be loaded, and writes their cards to docs/weights.md.
+Writes the weights of training runs into the package, scores them as they will be loaded, and writes
+their cards to docs/weights.md.
 """
 
 import json
@@ -14,6 +14,7 @@ from typing import Any
 import timm
 import torch
 import yaml
+from embed import in_half_precision
 from safetensors import safe_open
 from safetensors.torch import save
 from timm.data import create_transform, resolve_data_config
@@ -22,15 +23,14 @@ from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from tqdm import tqdm
 
-from ..data.sources import find_root
-from ..errors import UserError
-from ..files import write_atomically
-from ..models.soft import PUBLISHED
-from .embedded import in_half_precision
-from .predict import read_run_checkpoint
+from softmaxfree.data.sources import find_root
+from softmaxfree.errors import UserError
+from softmaxfree.files import write_atomically
+from softmaxfree.models.soft import PUBLISHED
+from softmaxfree.tasks.predict import read_run_checkpoint
 
 TEST_SETS = {"all": "cifar10_whole/test", "half": "cifar10/test"}
-"""The 10,000 test images, and the half of them that our tests have; folders of images by class."""
+"""The 10,000 test images, and the half of them that the tests have; folders of images by class."""
 
 _PAGE = """# Weights that come with the package
 
@@ -44,7 +44,8 @@ model = timm.create_model("softpp_nano.cifar10", pretrained=True).eval()  # noth
 `softmaxfree validate --config recipes/cifar10/weights.yaml --model.backbone softpp_nano.cifar10
 --model.options '{{"pretrained": true}}'` scores them. As with all of timm's, `num_classes`,
 `in_chans`, `img_size` and `features_only` adapt them; `timm.data.resolve_data_config` tells how
-images are prepared. `python -m softmaxfree.tasks.published` wrote the files and this page.
+images are prepared. `python scripts/publish.py` wrote the files and this page. The wheel carries
+`softpp_nano.cifar10`; a clone of the repository has all three.
 
 {table}
 
@@ -109,13 +110,13 @@ def card(name: str) -> dict[str, Any]:
 
 @torch.inference_mode()
 def accuracy(model: nn.Module, root: str, size: int | None = None) -> float:
-    """Of a model of timm on images in folders by class, prepared as its configuration says.
+    """The accuracy of a timm model on images in folders by class, prepared as it is configured.
 
     Args:
         model: With a `pretrained_cfg`.
         root: Folder as given or below $SOFTMAXFREE_DATA, with one for each class in the order of
             the logits.
-        size: Side to resize images to; the model's if not given.
+        size: Side to resize images to; default: the model's.
     """
     given = {} if size is None else {"img_size": size}
     preparation = resolve_data_config(given, model=model)

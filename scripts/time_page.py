@@ -1,4 +1,4 @@
-"""How long a click takes: `python -m softmaxfree.lab.explore.timing`, a minute."""
+"""Times a click on the page of `softmaxfree explore`: `python scripts/time_page.py`, a minute."""
 
 import io
 import statistics
@@ -9,12 +9,12 @@ import torch
 from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
-from ...models.build import build_model
-from ...tasks.predict import Classifier
-from ..figures.subject import Subject
-from .drawing import FORMAT
-from .looks import photo
-from .view import Choice, View
+from softmaxfree.lab.explore.drawing import FORMAT
+from softmaxfree.lab.explore.looks import photo
+from softmaxfree.lab.explore.view import Choice, View
+from softmaxfree.lab.figures.subject import Subject
+from softmaxfree.models.build import build_model
+from softmaxfree.tasks.predict import Classifier
 
 CLICKS = 20
 
