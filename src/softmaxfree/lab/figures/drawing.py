@@ -13,9 +13,10 @@ with needs("plots", "a figure"):
     import matplotlib as mpl
 mpl.use("agg")
 
-import matplotlib.pyplot as plt
-from matplotlib import patheffects as patheffects
-from matplotlib import ticker as ticker
+from matplotlib import patheffects, ticker
+from matplotlib import pyplot as plt
+
+__all__ = ["panels", "patheffects", "plt", "save", "ticker"]
 
 
 def panels(columns: int, rows: int = 1, width: float = 3.4, height: float = 3.0) -> tuple[Any, Any]:

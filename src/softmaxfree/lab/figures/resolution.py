@@ -23,7 +23,7 @@ from ...layers.attention import SoftmaxFreeAttention
 from ...tasks.embedded import EMBEDDED
 from ..pictures import style
 from ..results import table
-from .drawing import mpl, panels, save, ticker
+from .drawing import panels, plt, save, ticker
 from .subject import Subject, subjects
 
 COMPARED = [name for name in ("softpp", "soft", "softmax") if name in EMBEDDED]
@@ -163,7 +163,7 @@ def growth(subject: Subject, size: int, images: Sequence[Image.Image]) -> Growth
 def drawn(found: Sequence[Subject], points: Sequence[Point]) -> Any:
     """Accuracy and, of softmax-free attention, its strength below."""
     measured = any(point.growth is not None for point in points)
-    with mpl.rc_context({"font.size": 11}):
+    with plt.rc_context({"font.size": 11}):
         figure, axes = panels(1, 2 if measured else 1, 6.4, 3.0)
         upper, lower = axes[0, 0], axes[-1, 0]
         for ax in axes.flat:
