@@ -24,7 +24,7 @@ FORMAT = "jpeg"
 
 LINE, CHOSEN = (255, 255, 255), (213, 94, 0)
 
-_COLORS = (mpl.colormaps[COLORMAP](np.linspace(0, 1, 256))[:, :3] * 255).round().astype(np.uint8)
+_COLORS = mpl.colormaps[COLORMAP].with_extremes(bad="#808080")
 _FONT: Any = ImageFont.load_default(12)
 _MARGIN, _GAP = 34, 2
 """Pixels of the atlas: for the numbers of layers, and between maps."""
@@ -152,9 +152,8 @@ def _coloured(weights: Tensor) -> np.ndarray:
     values = weights.detach().double().numpy()
     finite = np.isfinite(values)
     low, high = (values[finite].min(), values[finite].max()) if finite.any() else (0.0, 0.0)
-    scaled = (np.where(finite, values, low) - low) / max(high - low, 1e-300)
-    colors = _COLORS[(scaled * 255).round().astype(np.uint8)]
-    return np.where(finite[..., None], colors, np.uint8(128))
+    scaled = np.where(finite, (values - low) / max(high - low, 1e-300), np.nan)
+    return _COLORS(scaled, bytes=True)[..., :3]
 
 
 def _enlarged(pixels: np.ndarray, side: int) -> np.ndarray:

@@ -6,10 +6,11 @@ import signal
 import socket
 import sys
 import tempfile
+from collections import namedtuple
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -51,43 +52,14 @@ CSS = """
 """
 
 
-class Side(NamedTuple):
-    """The components of one of the two models."""
+Side = namedtuple("Side", "model prediction predicted heat landmarks atlas caption convergence")
+"""The components of one of the two models."""
 
-    model: Any
-    prediction: Any
-    predicted: Any
-    heat: Any
-    landmarks: Any
-    atlas: Any
-    caption: Any
-    convergence: Any
+Controls = namedtuple("Controls", "layer head times inverse iters normalize")
+"""The controls beside the models, in the order of `Asked`."""
 
-
-class Controls(NamedTuple):
-    """The controls beside the models, in the order of `Asked`."""
-
-    layer: Any
-    head: Any
-    times: Any
-    inverse: Any
-    iters: Any
-    normalize: Any
-
-
-class Parts(NamedTuple):
-    """All components of the page, and a session's state."""
-
-    photo: Any
-    """The key of the chosen image."""
-    place: Any
-    patch: Any
-    message: Any
-    upload: Any
-    examples: Any
-    controls: Controls
-    left: Side
-    right: Side
+Parts = namedtuple("Parts", "photo place patch message upload examples controls left right")
+"""All components of the page, and the state of a session: the image's key and the place."""
 
 
 def explore(
@@ -220,6 +192,12 @@ def _answer_events(page: Any, parts: Parts, answers: Answers) -> None:
             for most, value in zip(answers.bounds(*values), values[2:4])
         ]
 
+    answering: dict[str, Any] = {
+        "api_visibility": "private",
+        "trigger_mode": "always_last",
+        "show_progress": "minimal",
+        "show_progress_on": [parts.patch],
+    }
     models = [side.model.input for side in sides]
     settings = [control.input for control in controls]
     anew = [parts.photo.change, *models]
@@ -230,16 +208,7 @@ def _answer_events(page: Any, parts: Parts, answers: Answers) -> None:
         ([*anew, controls.times.input], _told(answers.predictions), predictions),
         ([*anew, *settings], _told(answers.curves), curves),
     ):
-        gr.on(
-            triggers,
-            answer,
-            asked,
-            outputs,
-            api_visibility="private",
-            trigger_mode="always_last",
-            show_progress="minimal",
-            show_progress_on=[parts.patch],
-        )
+        gr.on(triggers, answer, asked, outputs, **answering)
 
 
 def _told(answer: Callable[..., list[Any]]) -> Callable[..., list[Any]]:

@@ -42,6 +42,10 @@ LOWEST = 74.5
 """Accuracies below this, in per cent, are written at the edge."""
 
 INK = "#333333"
+NOTE: dict[str, Any] = {"fontsize": 8.5, "color": INK}
+
+_LEADER = {"arrowstyle": "-", "linewidth": 0.7, "relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 3}
+"""The line from a name at the edge to its point."""
 
 Row = dict[str, Any]
 """A point: its panel, its model and its two coordinates."""
@@ -65,10 +69,10 @@ def draw_memory(results: Path = Path("results"), out: Path = Path("figures")) ->
     beside = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
     left.legend(*entries(left), **beside, frameon=False, fontsize=9)
     _draw_families(right, [row for row in rows if row["panel"] == "accuracy"])
-    _note(
-        figure,
+    figure.supxlabel(
         f"Memory: {_machine(memory)}.  Accuracies: the paper's ImageNet table, not measured here; "
         "parameters of SOFT and SOFT++ are counted here, others' as printed.",
+        **NOTE,
     )
     save(figure, rows, out / "memory")
 
@@ -104,12 +108,13 @@ def draw_throughput(results: Path = Path("results"), out: Path = Path("figures")
     for what, content in (("attention", attention), ("models", peers), ("tiny", tiny)):
         machines.setdefault(_machine(content), []).append(what)
     measured = "; ".join(f"{', '.join(what)}: {where}" for where, what in machines.items())
-    _note(figure, f"Time: {measured}.\nAccuracies: the paper's tables, not measured here.")
+    note = f"Time: {measured}.\nAccuracies: the paper's tables, not measured here."
+    figure.supxlabel(note, **NOTE)
     save(figure, rows, out / "throughput")
 
 
 def _read(results: Path, name: str, quantity: str, *fields: str) -> dict[str, Any]:
-    """A result with a quantity and fields; says which command writes it where there is none."""
+    """Reads a result, and raises UserError with the command that writes it if it is missing."""
     path = results / f"{name}.json"
     again = f"write it with: {COMMANDS[name]} --out {results}"
     if not path.is_file():
@@ -125,16 +130,11 @@ def _read(results: Path, name: str, quantity: str, *fields: str) -> dict[str, An
 
 
 def _machine(content: dict[str, Any]) -> str:
-    """Where something was measured."""
+    """The machine of a measurement."""
     hardware, threads = content["hardware"], content["threads"]
     device = hardware.get("gpu") or f"{hardware['cpu']} ({hardware['capability']})"
     compiled = ", with compiled code" if content.get("native") else ""
     return f"{device}, {threads} thread{'s' if threads > 1 else ''}{compiled}"
-
-
-def _note(figure: Any, text: str) -> None:
-    """Small, below the panels."""
-    figure.supxlabel(text, fontsize=8.5, color=INK)
 
 
 def _over_n(name: str, content: dict[str, Any], quantity: str) -> list[Row]:
@@ -146,7 +146,7 @@ def _over_n(name: str, content: dict[str, Any], quantity: str) -> list[Row]:
 
 
 def _accuracy_by_parameters(models: dict[str, Any]) -> list[Row]:
-    """The paper's models; parameters of SOFT and SOFT++ as counted here, others' as printed."""
+    """The paper's models: parameters of SOFT and SOFT++ are counted here."""
     counted = {row["model"]: row["parameters"] for row in models["rows"] if not row["arguments"]}
     return [
         {
@@ -162,7 +162,7 @@ def _accuracy_by_parameters(models: dict[str, Any]) -> list[Row]:
 
 
 def _accuracy_of_peers(peers: dict[str, Any]) -> list[Row]:
-    """Those of the paper's models that were measured, at the side of their accuracy."""
+    """The paper's models that were measured, at the image size of their accuracy."""
     printed = {row.model: row for row in IMAGENET if row.model}
     return [
         {
@@ -181,7 +181,7 @@ def _accuracy_of_peers(peers: dict[str, Any]) -> list[Row]:
 
 
 def _accuracy_of_attentions(tiny: dict[str, Any]) -> list[Row]:
-    """Every attention in the released tiny, of which the paper has a table."""
+    """Every attention in the released tiny model, for which the paper has a table."""
     return [
         {
             "panel": "tiny",
@@ -202,7 +202,7 @@ def _family_style(family: str) -> dict[str, Any]:
 
 
 def _draw_families(ax: Any, rows: list[Row]) -> None:
-    """A line through the sizes of each family; those that end at the right have names there."""
+    """Draws a line through the sizes of each family, with the names of large models at the edge."""
     ends: dict[str, tuple[float, float]] = {}
     for family in dict.fromkeys(row["family"] for row in rows):
         sizes = sorted(
@@ -236,19 +236,12 @@ def _draw_families(ax: Any, rows: list[Row]) -> None:
             fontsize=9,
             weight="bold" if family in OURS else "normal",
             color=INK,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": look["color"],
-                "linewidth": 0.7,
-                "relpos": (0, 0.5),
-                "shrinkA": 1,
-                "shrinkB": 3,
-            },
+            arrowprops=_LEADER | {"color": look["color"]},
         )
 
 
 def _draw_points(ax: Any, rows: list[Row]) -> None:
-    """Accuracy against images a second, each with its name."""
+    """Draws accuracy against throughput, each point with its name."""
     for row in rows:
         look = style(row["contestant"]) if "contestant" in row else _family_style(row["family"])
         size = 8 if look["marker"] == "o" else 9
@@ -260,7 +253,7 @@ def _draw_points(ax: Any, rows: list[Row]) -> None:
 
 
 def _name(ax: Any, name: str, x: float, y: float) -> None:
-    """Beside a point."""
+    """Writes a name beside a point."""
     shift, across, up = {
         "right": ((7, 0), "left", "center"),
         "left": ((-7, 0), "right", "center"),

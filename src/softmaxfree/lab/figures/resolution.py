@@ -20,13 +20,12 @@ from ...data.sources import Source, open_source
 from ...errors import UserError
 from ...imports import Names, import_modules
 from ...layers.attention import SoftmaxFreeAttention
-from ...tasks.embedded import EMBEDDED
 from ..pictures import style
 from ..results import table
 from .drawing import panels, plt, save, ticker
 from .subject import Subject, subjects
 
-COMPARED = [name for name in ("softpp", "soft", "softmax") if name in EMBEDDED]
+COMPARED = ("softpp", "soft", "softmax")
 """The digit models of the default figure."""
 
 FACTORS = (1 / 2, 3 / 4, 1, 5 / 4, 3 / 2, 2, 3, 4)
