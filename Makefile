@@ -82,10 +82,10 @@ test-mindspore: setup setup-mindspore ## the tests of mindspore/, in an environm
 	@cd mindspore && .venv/bin/python -m pytest -q
 	@$(BIN)/python mindspore/tests/exchange.py check
 
-embedded: setup ## train the models that come with the package anew: 15 minutes
+embedded: setup ## train the digit models of the figures anew: 15 minutes
 	for name in softpp soft softmax performer nystromformer; do \
 		$(BIN)/softmaxfree fit --model.attention $$name --out runs/embedded/$$name && \
-		$(BIN)/python -m softmaxfree.tasks.embedded runs/embedded/$$name || exit 1; \
+		$(BIN)/python scripts/embed.py runs/embedded/$$name || exit 1; \
 	done
 
 lint: setup ## linter, formatter, type checker
@@ -93,7 +93,8 @@ lint: setup ## linter, formatter, type checker
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-docs: setup ## build the documentation into site/, links checked
+docs: setup ## make tables and pictures from results, and build the site into site/, links checked
+	$(BIN)/softmaxfree reproduce --page docs/reproduction.md
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean: ## remove what the other commands made

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import yaml
+from publish import card
 
 import softmaxfree
 from softmaxfree.models.variants import PUBLISHED
-from softmaxfree.tasks.published import card
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))

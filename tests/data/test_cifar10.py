@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cifar10 import CLASSES, SHEETS, unpack
 from PIL import Image
 
-from softmaxfree.data.cifar10 import CLASSES, SHEETS, unpack
 from softmaxfree.data.sources import open_source
 
 ROWS = 10

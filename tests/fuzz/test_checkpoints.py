@@ -24,7 +24,7 @@ from PIL import Image
 from softmaxfree.deploy import export_checked
 from softmaxfree.errors import UserError
 from softmaxfree.lab.explore.view import available_models
-from softmaxfree.lab.figures.heatmap import run as heatmap
+from softmaxfree.lab.figures.heatmap import draw_heatmap as heatmap
 from softmaxfree.lab.figures.subject import subjects
 from softmaxfree.models.convert import convert
 from softmaxfree.tasks.predict import run as predict

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from cifar10 import CLASSES
 from PIL import Image
+from publish import TEST_SETS, card, page, publish
 from safetensors import safe_open
 from timm.data import create_transform, resolve_data_config
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 
-from softmaxfree.data.cifar10 import CLASSES
 from softmaxfree.models.variants import PUBLISHED
-from softmaxfree.tasks.published import TEST_SETS, card, page, publish
 
 ROOT = Path(__file__).parents[2]
 

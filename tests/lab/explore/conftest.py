@@ -3,9 +3,9 @@
 import pytest
 import torch
 from PIL import Image
+from time_page import untrained
 
 from softmaxfree.lab.explore.looks import Photo, photo
-from softmaxfree.lab.explore.timing import untrained
 from softmaxfree.lab.explore.view import View
 from softmaxfree.lab.figures.subject import Subject
 

@@ -7,20 +7,23 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from time_page import untrained
+from torch import Tensor, nn
 
 from softmaxfree import attention_rows, recorded_attention
 from softmaxfree.analysis.attention_record import AttentionRecord
 from softmaxfree.lab.explore.answers import TRAINED, Answers
 from softmaxfree.lab.explore.attended import (
-    Rows,
+    AS_TRAINED,
+    Place,
     WhatIf,
+    attended,
     convergence_of,
+    factors_of,
     landmark_grid,
     supposed,
 )
-from softmaxfree.lab.explore.looks import Kept, Look, Photo, look
-from softmaxfree.lab.explore.timing import untrained
+from softmaxfree.lab.explore.looks import Look, Photo, look
 from softmaxfree.lab.explore.uploads import Photos
 from softmaxfree.lab.explore.view import Choice, View, side_of
 from softmaxfree.lab.figures.subject import Subject
@@ -29,6 +32,10 @@ from softmaxfree.layers.registry import build_attention
 from .conftest import ATTENTIONS, noise
 
 PLACES = [(0.0, 0.0), (0.3, 0.8), (1.0, 1.0)]
+
+
+def maps_of(found: Look, layer: int, place: Place, what_if: WhatIf = AS_TRAINED) -> Tensor:
+    return attended(found.layers[layer], factors_of(found, layer, what_if), place).maps
 
 
 def answers_of(view: View, *sent: Photo) -> Answers:
@@ -63,7 +70,7 @@ def test_maps_are_rows_of_the_attention(name: str, view: View) -> None:
         for place in PLACES:
             query = [min(int(f * side), side - 1) for f, side in zip(place, record.layout.size)]
             expected = attention_rows(subject.classifier.model, image, query, layer)
-            torch.testing.assert_close(Rows().at(found, layer, place).maps, expected)
+            torch.testing.assert_close(maps_of(found, layer, place), expected)
 
 
 def test_the_prediction_is_the_models(view: View) -> None:
@@ -104,14 +111,21 @@ def test_only_what_has_changed_is_computed_again(view: View) -> None:
         hook.remove()
 
 
-def test_what_is_kept_is_bounded() -> None:
-    kept: Kept[str] = Kept(most_bytes=10)
-    for name in "abc":
-        kept.put(name, name, 4)
-        kept.get("a")
-    assert [kept.get(name) for name in "abc"] == ["a", None, "c"]
-    kept.put("large", "large", 11)
-    assert kept.get("large") is None
+@pytest.mark.parametrize(("room", "runs"), [(2.5, 4), (0.5, 7)])
+def test_what_is_kept_is_bounded(
+    room: float, runs: int, view: View, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With room for two passes the one used longest ago goes; a pass too large is not kept."""
+    size = view.look("softpp", noise(0)).nbytes
+    monkeypatch.setattr("softmaxfree.lab.explore.view.MOST_BYTES", int(room * size))
+    small = View(view.models, view.photos)
+    sizes, hook = passes(small.models["softpp"])
+    try:
+        for seed in (0, 1, 0, 2, 0, 1, 0):  # 1 goes when 2 comes
+            assert small.maps(small.look("softpp", noise(seed)), Choice()).heat is not None
+        assert len(sizes) == runs
+    finally:
+        hook.remove()
 
 
 @pytest.mark.parametrize("name", ["softpp", "soft"])
@@ -121,7 +135,7 @@ def test_what_if_is_a_layer_with_other_settings(name: str, view: View) -> None:
     before = {key: str(value) for key, value in _settings(model).items()}
     found = view.look(name, view.photos["noise"])
     what_if = WhatIf("newton", 3, normalize=name == "soft")
-    maps = Rows().at(found, layer, (0.5, 0.5), what_if).maps
+    maps = maps_of(found, layer, (0.5, 0.5), what_if)
     assert {key: str(value) for key, value in _settings(model).items()} == before
 
     changed = deepcopy(model)
@@ -130,7 +144,7 @@ def test_what_if_is_a_layer_with_other_settings(name: str, view: View) -> None:
     image = subject.classifier.tensor(view.photos["noise"].image)
     expected = attention_rows(changed, image, (4, 4), layer)
     torch.testing.assert_close(maps, expected)
-    as_trained = Rows().at(found, layer, (0.5, 0.5)).maps
+    as_trained = maps_of(found, layer, (0.5, 0.5))
     assert (maps - as_trained).abs().max() > 0.1 * as_trained.abs().max()
     assert "WHAT IF newton, 3 steps" in view.maps(found, Choice(layer, what_if=what_if)).caption
 

@@ -9,7 +9,7 @@ import pytest
 
 from softmaxfree.lab.bench.contestants import PACKAGES, VARIANTS
 from softmaxfree.lab.bench.sequences import attentions
-from softmaxfree.lab.figures.cost import COMMANDS, run_memory, run_throughput
+from softmaxfree.lab.figures.cost import COMMANDS, draw_memory, draw_throughput
 from softmaxfree.lab.paper import IMAGENET
 from softmaxfree.lab.pictures import COLORS, MARKERS, points
 from softmaxfree.layers.registry import _BUILT_IN
@@ -71,7 +71,7 @@ def measured(content: dict, quantity: str) -> set[tuple[str, int, float]]:
 
 
 def test_memory_has_every_point_and_every_row_of_the_papers_table(tmp_path: Path) -> None:
-    run_memory(RESULTS, tmp_path)
+    draw_memory(RESULTS, tmp_path)
     rows = written(tmp_path, "memory")
     assert over_n(rows, "memory", "training_bytes") == measured(result("memory"), "training_bytes")
     models = {row["model"]: row for row in rows if row["panel"] == "accuracy"}
@@ -85,7 +85,7 @@ def test_memory_has_every_point_and_every_row_of_the_papers_table(tmp_path: Path
 
 
 def test_throughput_has_every_point_and_the_models_with_an_accuracy(tmp_path: Path) -> None:
-    run_throughput(RESULTS, tmp_path)
+    draw_throughput(RESULTS, tmp_path)
     rows = written(tmp_path, "throughput")
     attention = result("attention-paper")
     for panel, quantity in (("forward", "forward_s"), ("training", "training_s")):
@@ -114,7 +114,7 @@ def test_what_is_missing_is_named_with_its_command(name: str, tmp_path: Path) ->
     for other in COMMANDS:
         shutil.copy(RESULTS / f"{other}.json", results)
     file = results / f"{name}.json"
-    run = run_memory if name in ("memory", "models") else run_throughput
+    run = draw_memory if name in ("memory", "models") else draw_throughput
 
     def message() -> str:
         with pytest.raises(ValueError, match=file.name) as caught:

@@ -133,7 +133,7 @@ def test_files_of_one_name_have_figures_of_their_own(
     same = tmp_path / "a cat v2.png"
     Image.open(picture).rotate(90).save(same)
     ckpts = [write_checkpoint("softpp"), write_checkpoint("softpp", "other run")]
-    heatmap.run(ckpts, [picture, same, picture], (0.5, 0.5), 0, None, tmp_path / "out")
+    heatmap.draw_heatmap(ckpts, [picture, same, picture], (0.5, 0.5), 0, None, tmp_path / "out")
     stems = {path.stem for path in (tmp_path / "out").iterdir()}
     assert stems == {"heatmap-a-cat-v2", "heatmap-a-cat-v2-2", "heatmap-a-cat-v2-3"}
     rows = written(tmp_path / "out", "heatmap-a-cat-v2")

@@ -115,7 +115,7 @@ def test_the_figure_has_a_line_for_each_model_and_the_training_size(
         for i, subject in enumerate(found)
         for size in SIZES
     ]
-    figure = resolution.draw(found, points)
+    figure = resolution.drawn(found, points)
     upper, lower = figure.axes
     lines = {line.get_label(): line for line in upper.lines if line.get_label()[0] != "_"}
     assert list(lines) == [subject.title for subject in found]
@@ -128,7 +128,7 @@ def test_the_figure_has_a_line_for_each_model_and_the_training_size(
     assert "trained at 16" in [text.get_text().strip() for text in lower.texts]
     assert "pixels" in lower.get_xlabel()
     assert "%" in upper.get_ylabel()
-    assert len(resolution.draw(found[2:], points[6:]).axes) == 1
+    assert len(resolution.drawn(found[2:], points[6:]).axes) == 1
     plt.close("all")
 
 
@@ -167,8 +167,8 @@ def test_data_that_are_not_there_or_all_broken(
     monkeypatch.delenv("SOFTMAXFREE_DATA", raising=False)
     ckpts = [write_checkpoint("softpp")]
     with pytest.raises(ValueError, match=r"there is no folder nowhere; give .* with --root"):
-        resolution.run(ckpts, [16], "nowhere", "val", tmp_path)
+        resolution.draw_resolution(ckpts, [16], "nowhere", "val", tmp_path)
     (tmp_path / "val" / "3").mkdir(parents=True)
     (tmp_path / "val" / "3" / "broken.png").write_bytes(b"no image")
     with pytest.raises(ValueError, match="none of the 1 images can be read"):
-        resolution.run(ckpts, [16], str(tmp_path), "val", tmp_path)
+        resolution.draw_resolution(ckpts, [16], str(tmp_path), "val", tmp_path)

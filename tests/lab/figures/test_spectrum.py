@@ -69,7 +69,7 @@ def test_models_with_a_fixed_number_of_landmarks_are_refused() -> None:
         spectrum.landmark_matrix(softmax, image, 0, side=7)
     (fixed,) = subjects(None, embedded=["softpp"])
     sampler = fixed.classifier.model.get_submodule("stages.0.blocks.0.attention").sampler
-    sampler.tokens = 16
+    sampler.num_landmarks = 16
     with pytest.raises(ValueError, match="has 16 landmarks at all sizes; take a model"):
         spectrum.landmark_matrix(fixed, image, 0, side=7)
 

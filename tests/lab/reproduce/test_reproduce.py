@@ -9,9 +9,13 @@ import torch
 from PIL import Image
 
 from softmaxfree.cli import main
-from softmaxfree.lab.reproduce import command, contestants, experiments
+from softmaxfree.lab.reproduce.contestants import CONTESTANTS
 from softmaxfree.lab.reproduce.experiments import EXPERIMENTS, Claim, Experiment
+from softmaxfree.lab.reproduce.records import contestant_runs, read_records, sort_records
+from softmaxfree.lab.reproduce.reproduce import run_experiments
+from softmaxfree.lab.reproduce.tables import scored, scores_of, write_tables
 from softmaxfree.lab.reproduce.verdicts import VERDICTS
+from softmaxfree.lab.results import result
 
 
 @pytest.fixture
@@ -39,58 +43,91 @@ def test_an_experiment_end_to_end(
     claims = (Claim("softpp", "soft", "80.9 over 80.9"), Claim("softpp", "soft", "", "accuracy@64"))
     monkeypatch.setitem(EXPERIMENTS, "toy", Experiment("A toy", claims))
     given = {"workers": 2, "threads": 1, "runs": Path("runs"), "out": Path("out")}
-    command.run(["toy"], **given, seeds=[0], arguments=TOY)
+    run_experiments(["toy"], **given, seeds=[0], arguments=TOY)
     told = capsys.readouterr().out
     assert "softpp > soft at 64 pixels" in told
     content = json.loads(Path("out/toy.json").read_text())
-    assert [(row["contestant"], row["seed"]) for row in content["rows"]] == [
-        ("softpp", 0), ("soft", 0)
-    ]  # fmt: skip
-    scores = command.scores_of(content["rows"], "accuracy@64")
-    mean = {name: sum(values) / len(values) for name, values in scores.items()}
-    assert content["claims"][1]["difference"] == pytest.approx(mean["softpp"] - mean["soft"])
-    assert "--model" not in content["rows"][0]["command"]
-    assert Path("out/toy.png").read_bytes().startswith(b"\x89PNG")
-    assert "A toy" in Path("out/toy.md").read_text()
-    assert Path("out/toy.csv").read_text().count("\n") == 3
+    assert [row["contestant"] for row in content["rows"]] == ["softpp", "soft"]
+    records = Path("out/runs.jsonl").read_text()
+    assert len(records.splitlines()) == 2
+    assert "--model" not in read_records(Path("out/runs.jsonl"))["softpp", 0]["command"]
+    scores = scores_of(scored("toy", Path("out")), "accuracy@64")
+    means = {name: sum(values) / len(values) for name, values in scores.items()}
+    assert f"{means['softpp']:.1f} over {means['soft']:.1f}" in told
 
-    content["claims"][0]["verdict"] = "held"
-    Path("out/samplers.json").write_text(json.dumps(content))
-    main(["reproduce", "--out", "out", "--page", "docs/page.md"])
-    page = Path("docs/page.md").read_text()
-    assert "`softmaxfree reproduce samplers`: [all numbers](../out/samplers.md)" in page
-    assert "80.9 over 80.9" in page
-    (line,) = [line for line in page.splitlines() if line.startswith("| Where landmarks")]
-    counts = [cell.strip() for cell in line.split("|")[3:-1]]
-    words = [claim["verdict"] for claim in content["claims"]]
-    assert counts == [str(words.count(word) or "-") for word in VERDICTS]
-    assert "- `softmaxfree reproduce tied`: Queries and keys" in page.partition("## Not run yet")[2]
+    write_tables(Path("out"))
+    assert Path("out/toy.png").read_bytes().startswith(b"\x89PNG")
+    text = Path("out/toy.md").read_text()
+    assert "A toy" in text
+    assert "| softpp > soft at 64 pixels |" in text
 
     shutil.rmtree("runs")  # the records stay, and a run that has one is not trained again
-    command.run(["toy"], **given, seeds=[0], arguments=TOY)
+    records = Path("out/runs.jsonl").read_text()
+    run_experiments(["toy"], **given, seeds=[0], arguments=TOY)
     assert not Path("runs").exists()
-    assert json.loads(Path("out/toy.json").read_text())["rows"] == content["rows"]
+    assert Path("out/runs.jsonl").read_text() == records
     with pytest.raises(ValueError, match="holds a run of another command"):
-        command.run(["toy"], **given, seeds=[0], arguments=(*TOY, "--model.lr=1"))
+        run_experiments(["toy"], **given, seeds=[0], arguments=(*TOY, "--model.lr=1"))
+
+
+def record(contestant: str, seed: int, score: float) -> str:
+    scores = {"accuracy": {"32": score, "48": score, "64": score}}
+    return json.dumps({"contestant": contestant, "seed": seed, "scores": scores})
+
+
+def test_records_are_sorted_and_a_torn_line_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    lines = [record("softpp", 1, 0.5), record("soft", 0, 0.4), record("softpp", 0, 0.6)]
+    path.write_text("\n".join([*lines, lines[0][:20]]))
+    sort_records(path)
+    assert path.read_text().splitlines() == [lines[1], lines[2], lines[0]]
+    assert read_records(path)["softpp", 0]["scores"]["accuracy"]["32"] == 0.6
+    assert read_records(tmp_path / "none.jsonl") == {}
+
+
+def test_tables_and_the_page_are_made_from_the_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = EXPERIMENTS["samplers"].contestants
+    cost = {"parameters": 1, "multiply_adds": 2e6, "image_bytes": 3e6, "images_per_second": 4.0}
+    rows = [{"contestant": name} | cost for name in names]
+    scores = dict(zip(names, (0.7, 0.7, 0.6, 0.8)))
+    Path("out").mkdir()
+    Path("out/samplers.json").write_text(json.dumps(result("softmaxfree reproduce", rows)))
+    lines = [
+        record(name, seed, score + seed / 1000)
+        for name, score in scores.items()
+        for seed in range(3)
+    ]
+    Path("out/runs.jsonl").write_text("\n".join(lines))
+    main(["reproduce", "--out", "out", "--page", "docs/page.md"])
+    assert "| softpp, first tokens  |  80.1 ± 0.1 |" in Path("out/samplers.md").read_text()
+    page = Path("docs/page.md").read_text()
+    assert "`softmaxfree reproduce samplers`: [all numbers](../out/samplers.md)" in page
+    assert "| 80.9 over 79.9 | 70.1 over 80.1 |      -10.0 |" in page
+    (line,) = [line for line in page.splitlines() if line.startswith("| Where landmarks")]
+    counts = [cell.strip() for cell in line.split("|")[3:-1]]
+    words = ["cannot tell", "held", "not held"]
+    assert counts == [str(words.count(word)) for word in VERDICTS]
+    assert "- `softmaxfree reproduce tied`: Queries and keys" in page.partition("## Not run yet")[2]
 
 
 @pytest.mark.slow
 def test_a_run_that_diverges_scores_as_guessing_does(images: None, tmp_path: Path) -> None:
     arguments = (*TOY[1:], "--trainer.max_steps=20", "--model.lr=1e20", "--model.warmup_steps=0")
-    folders = tmp_path / "runs", tmp_path / "records"
-    (run,) = contestants.contestant_runs("softpp", *folders, arguments, seeds=[0])
+    records = tmp_path / "runs.jsonl"
+    (run,) = contestant_runs("softpp", tmp_path / "runs", records, arguments, seeds=[0])
     run.train(1)
-    row = command.row("softpp", run)
-    assert row["diverged"]
-    assert row["accuracy@32"] == row["accuracy@64"] == 0.1
+    told = read_records(records)["softpp", 0]
+    assert "diverged" in told
+    assert told["scores"]["accuracy"] == {"32": 0.1, "48": 0.1, "64": 0.1}
     run.train(1)  # is not tried again
 
 
 def test_claims_name_contestants_that_are_there() -> None:
-    for experiment in experiments.EXPERIMENTS.values():
-        assert set(experiment.contestants) <= set(contestants.CONTESTANTS)
-    used = {name for one in experiments.EXPERIMENTS.values() for name in one.contestants}
-    assert used == set(contestants.CONTESTANTS)
+    used = {name for one in EXPERIMENTS.values() for name in one.contestants}
+    assert used == set(CONTESTANTS)
 
 
 @pytest.mark.parametrize(

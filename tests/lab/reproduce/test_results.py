@@ -1,4 +1,4 @@
-"""The committed results: the page, the verdicts and the scores are those of the records."""
+"""The committed results: pages and tables are those that the records give."""
 
 import json
 from pathlib import Path
@@ -7,10 +7,10 @@ import pytest
 import timm
 import torch
 
-from softmaxfree.lab.reproduce.command import claim_cells, judged, row
-from softmaxfree.lab.reproduce.contestants import CLASSES, CONTESTANTS, SEEDS, SIDE, contestant_runs
+from softmaxfree.lab.reproduce.contestants import CLASSES, CONTESTANTS, SEEDS, SIDE
 from softmaxfree.lab.reproduce.experiments import EXPERIMENTS
-from softmaxfree.lab.reproduce.page import page_of
+from softmaxfree.lab.reproduce.records import contestant_runs, read_records
+from softmaxfree.lab.reproduce.tables import findings, page_of, scored, titles
 from softmaxfree.models.cost import cost
 
 ROOT = Path(__file__).parents[3]
@@ -35,18 +35,24 @@ def test_the_page_is_what_the_results_say() -> None:
     assert page.read_text() == page_of(RESULTS, page)
 
 
+@pytest.mark.parametrize("name", titles())
+def test_tables_are_what_the_results_say(name: str) -> None:
+    assert findings(name, RESULTS).markdown in (RESULTS / f"{name}.md").read_text()
+
+
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_verdicts_follow_from_the_records(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_are_those_of_the_contestants(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)  # commands in the records are as typed there
-    if not (RESULTS / f"{name}.json").is_file():
-        pytest.skip(f"{name} has not been run: docs/reproduction.md lists it")
-    content = json.loads((RESULTS / f"{name}.json").read_text())
-    rows = []
+    records = read_records(RESULTS / "runs.jsonl")
     for contestant in EXPERIMENTS[name].contestants:
-        for run in contestant_runs(contestant, Path("runs/reproduction"), RESULTS / "runs"):
-            run.refuse_another(run.told())
-            rows.append(row(contestant, run))
-    assert len(rows) == len(SEEDS) * len(EXPERIMENTS[name].contestants)
-    assert content["rows"] == rows
-    claims = judged(EXPERIMENTS[name], rows)
-    assert [claim_cells(claim) for claim in content["claims"]] == [*map(claim_cells, claims)]
+        for run in contestant_runs(contestant, Path("runs/reproduction"), RESULTS / "runs.jsonl"):
+            run.refuse_another(records[contestant, run.seed])
+    assert len(scored(name, RESULTS)) == len(SEEDS) * len(EXPERIMENTS[name].contestants)
+    costs = json.loads((RESULTS / f"{name}.json").read_text())["rows"]
+    assert [row["contestant"] for row in costs] == EXPERIMENTS[name].contestants
+
+
+def test_no_record_is_of_an_unknown_contestant() -> None:
+    lines = (RESULTS / "runs.jsonl").read_text().splitlines()
+    keys = [(record["contestant"], record["seed"]) for record in map(json.loads, lines)]
+    assert keys == sorted((name, seed) for name in CONTESTANTS for seed in SEEDS)

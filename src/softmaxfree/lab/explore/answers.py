@@ -1,4 +1,4 @@
-"""What the page's controls ask for and what they get: lists of values, one for each component."""
+"""From the values of the page's controls to the values of its components."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,14 +14,14 @@ from .view import Choice, View
 TRAINED = "as trained"
 NORMALIZE = {TRAINED: None, "SOFT++": True, "SOFT": False}
 MOST_TIMES = 4.0
-"""The highest resolution in units of training's."""
+"""The highest resolution in units of the training size."""
 
 
 class Asked(NamedTuple):
-    """What the controls say, in their order."""
+    """The values of the controls, in their order."""
 
     photo: str | None
-    """Its key; None where a session has ended."""
+    """Its key; None after a session has ended."""
     place: tuple[float, float]
     layer: float
     """From 1."""
@@ -31,7 +31,7 @@ class Asked(NamedTuple):
     inverse: str
     """`TRAINED`, or a method."""
     iters: float
-    """0 for as many as trained with."""
+    """0 for the trained number."""
     normalize: str
     """One of `NORMALIZE`."""
     left: str
@@ -43,30 +43,28 @@ class Asked(NamedTuple):
 
     @property
     def choice(self) -> Choice:
-        """Whatever comes from a browser brought within bounds."""
+        """The choice, with values from the browser brought within bounds."""
         steps = min(int(self.iters), STEPS[-1])
         what_if = WhatIf(
             None if self.inverse == TRAINED else self.inverse,
             None if steps < 1 else steps,
             NORMALIZE[self.normalize],
         )
-        row, column = self.place
-        return Choice(
-            max(int(self.layer), 1) - 1, max(int(self.head), 1) - 1, (row, column), what_if
-        )
+        layer, head = (max(int(number), 1) - 1 for number in (self.layer, self.head))
+        return Choice(layer, head, self.place, what_if)
 
 
 class Answers:
-    """A list for each thing that can be asked; a sentence where a model cannot be shown.
+    """Lists of values for the components; a sentence if a model cannot be shown.
 
-    Where the image that was chosen is no longer known, an `EndedError` says so.
+    All raise `EndedError` if the chosen image is no longer known.
     """
 
     def __init__(self, view: View, photos: Photos) -> None:
         self.view, self.photos = view, photos
 
     def maps(self, *values: Any) -> list[Any]:
-        """The image; heat map, landmarks, atlas and caption of both models."""
+        """The image; then heat map, landmarks, atlas and caption of both models."""
         asked = Asked(*values)
         image, drawn = None, list[Any]()
         for look in self._looks(asked):
@@ -101,12 +99,12 @@ class Answers:
         return drawn
 
     def bounds(self, *values: Any) -> tuple[int, int]:
-        """How many layers the deeper model has, and how many heads the wider one in this layer."""
+        """The layers of the deeper model, and the heads of the wider one in this layer."""
         asked = Asked(*values)
-        heads = [self.view.layers(model) for model in asked.models]
-        layers = max(len(counts) for counts in heads)
+        heads = [self.view.heads(model) for model in asked.models]
         layer = asked.choice.layer
-        return layers, max(counts[min(layer, len(counts) - 1)] for counts in heads)
+        wide = max(counts[min(layer, len(counts) - 1)] for counts in heads)
+        return max(map(len, heads)), wide
 
     def _looks(self, asked: Asked) -> list[Look | str]:
         found: list[Look | str] = []
@@ -120,13 +118,13 @@ class Answers:
 
 
 def place_of(pixel: Sequence[float]) -> tuple[float, float]:
-    """(x, y) on a picture of the image -> its place, the height first."""
+    """The place of the image, the height first, at the pixel (x, y) of its picture."""
     x, y = (min(max(float(number) / SIDE, 0.0), 1.0) for number in pixel)
     return y, x
 
 
 def taken(path: str, before: str | None, inbox: Inbox, photos: Photos) -> tuple[str | None, str]:
-    """The key of the image in a file that was sent; or the one before, and why."""
+    """The key of an uploaded image; or the key before, and why the upload is refused."""
     try:
         return photos.keep(photo(Path(path).name, inbox.take(path))), ""
     except UserError as error:

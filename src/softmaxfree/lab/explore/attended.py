@@ -1,7 +1,7 @@
-"""What a patch attends to in every layer and head, as the layers compute it or as they might."""
+"""What a patch attends to in a layer, with the layer's own settings or with others."""
 
 import math
-from collections.abc import Hashable
+from collections.abc import Iterable
 from copy import copy
 from dataclasses import replace
 from typing import NamedTuple
@@ -18,27 +18,29 @@ from ...layers.samplers import AvgSampler, RandomSampler
 from ...ops.inverse import INVERSES, Inverse
 from ...ops.matrices import add_ridge
 from ..figures.newton import METHODS, residual
-from .looks import Kept, Look, distinct_bytes
+from .looks import Look
 
 MOST_WEIGHTS = 200_000_000
-"""Of all heads of a layer that is quadratic in its tokens; their rows then take 2 GB."""
+"""Limit for all heads of a layer that is quadratic in its tokens; their rows then take 2 GB."""
 
 STEPS = (1, 2, 3, 4, 6, 8, 10, 13, 16, 20, 25, 30)
-"""Of the iterations whose residuals are shown."""
+"""Numbers of steps of the iterations whose residuals are shown."""
+
+ITERATIVE = tuple(method for method, (_, _, line) in METHODS.items() if line != ":")
 
 Place = tuple[float, float]
-"""Of the image, (0, 0) to (1, 1), the height first."""
+"""A place of the image, (0, 0) to (1, 1), the height first."""
 
 
 class WhatIf(NamedTuple):
-    """Settings of softmax-free attention other than those it was trained with; None for those."""
+    """Settings of softmax-free attention; None leaves a setting as it was trained."""
 
     inverse: str | None = None
     iters: int | None = None
     normalize: bool | None = None
 
     def __str__(self) -> str:
-        """As in newton, 3 steps, SOFT; empty if all is as trained."""
+        """Such as "newton, 3 steps"; empty if all is as trained."""
         parts = [] if self.inverse is None else [self.inverse]
         if self.iters is not None:
             parts.append(f"{self.iters} step{'s' * (self.iters != 1)}")
@@ -50,26 +52,11 @@ class WhatIf(NamedTuple):
 AS_TRAINED = WhatIf()
 
 
-class Attended(NamedTuple):
-    """What a patch attends to in one layer."""
-
-    maps: Tensor
-    """(heads, H, W) of the keys: rows of the attention matrices."""
-    cell: tuple[float, float, float, float]
-    """The patch in units of the image: top, left, bottom, right."""
-    nearness: Tensor | None
-    """(heads, m), the kernel of the patch and the landmarks; None if there are none."""
-
-
-def is_softmax_free(record: AttentionRecord) -> bool:
-    return isinstance(record.attention, SoftmaxFreeAttention)
-
-
 def supposed(record: AttentionRecord, what_if: WhatIf) -> AttentionRecord:
-    """The record of a layer with other settings; the layer itself stays as it is.
+    """The record of a layer with other settings; the layer itself is not changed.
 
-    An attention that is not softmax-free has none of them, and its record is returned. Another
-    inverse comes with its own ridge.
+    Other attentions than SOFT and SOFT++ have none of these settings, and their record is returned.
+    Another inverse comes with its own ridge.
     """
     attention = record.attention
     if not isinstance(attention, SoftmaxFreeAttention) or what_if == AS_TRAINED:
@@ -84,31 +71,42 @@ def supposed(record: AttentionRecord, what_if: WhatIf) -> AttentionRecord:
     return replace(record, attention=other)
 
 
-class Rows:
-    """Attention rows of looks; the factors that they are products of are kept."""
+def factors_of(look: Look, layer: int, what_if: WhatIf = AS_TRAINED) -> Factors | None:
+    """The factors of a layer with SOFT or SOFT++; None for other attentions."""
+    record = look.layers[layer]
+    if not isinstance(record.attention, SoftmaxFreeAttention):
+        return None
+    return supposed(record, what_if).factors()
 
-    def __init__(self) -> None:
-        self._kept: Kept[Factors] = Kept()
 
-    def factors(self, look: Look, layer: int, what_if: WhatIf = AS_TRAINED) -> Factors:
-        """Of a layer with SOFT or SOFT++."""
-        key: Hashable = (look.key, layer, what_if)
-        found = None if look.key is None else self._kept.get(key)
-        if found is None:
-            found = supposed(look.layers[layer], what_if).factors()
-            self._kept.put(key, found, distinct_bytes(found))
-        return found
+class Attended(NamedTuple):
+    """What a patch attends to in one layer."""
 
-    def at(self, look: Look, layer: int, place: Place, what_if: WhatIf = AS_TRAINED) -> Attended:
-        record = look.layers[layer]
-        token = record.token_at(*place)
-        if is_softmax_free(record):
-            factors = self.factors(look, layer, what_if)
-            rows, nearness = factors.rows([token]), factors.P[0, :, token]
-        else:
-            _check_weights(record)
-            rows, nearness = record.rows([token]), None
-        return Attended(record.on_grid(rows[0].squeeze(-2)), _cell(record, token), nearness)
+    maps: Tensor
+    """(heads, H, W) of the keys: rows of the attention matrices."""
+    cell: tuple[float, float, float, float]
+    """The patch in units of the image: top, left, bottom, right."""
+    nearness: Tensor | None
+    """(heads, m), the kernel of the patch and the landmarks; None without landmarks."""
+
+
+def attended(record: AttentionRecord, factors: Factors | None, place: Place) -> Attended:
+    """What the patch at a place attends to.
+
+    Args:
+        record: The layer's.
+        factors: The layer's, if it has SOFT or SOFT++.
+        place: A place of the image.
+    """
+    token = record.token_at(*place)
+    nearness = None if factors is None else factors.P[0, :, token]
+    if factors is None:
+        _check_weights(record)
+    rows = record.rows([token]) if factors is None else factors.rows([token])
+    height, width = record.layout.size
+    row, column = divmod(token - record.attention.prefix_tokens, width)
+    cell = row / height, column / width, (row + 1) / height, (column + 1) / width
+    return Attended(record.on_grid(rows[0].squeeze(-2)), cell, nearness)
 
 
 def _check_weights(record: AttentionRecord) -> None:
@@ -120,21 +118,15 @@ def _check_weights(record: AttentionRecord) -> None:
         )
 
 
-def _cell(record: AttentionRecord, token: int) -> tuple[float, float, float, float]:
-    height, width = record.layout.size
-    row, column = divmod(token - record.attention.prefix_tokens, width)
-    return row / height, column / width, (row + 1) / height, (column + 1) / width
-
-
 class LandmarkGrid(NamedTuple):
     """Where the landmarks of a layer come from, in units of the image."""
 
-    rows: tuple[float, ...]
-    """Edges of the windows from top to bottom, 0 and 1 with them; none for single tokens."""
-    columns: tuple[float, ...]
+    rows: tuple[float, ...] = ()
+    """Edges of the windows from top to bottom, from 0 to 1; empty for single tokens."""
+    columns: tuple[float, ...] = ()
     """From left to right."""
-    points: tuple[Place, ...]
-    """Single tokens that were picked; none for windows."""
+    points: tuple[Place, ...] = ()
+    """Single tokens; empty for windows."""
 
     @property
     def num_landmarks(self) -> int:
@@ -142,7 +134,7 @@ class LandmarkGrid(NamedTuple):
 
 
 def landmark_grid(record: AttentionRecord) -> LandmarkGrid | None:
-    """The landmarks of a softmax-free attention; None for every other attention."""
+    """The landmarks of SOFT or SOFT++; None for other attentions."""
     attention = record.attention
     if not isinstance(attention, SoftmaxFreeAttention):
         return None
@@ -152,46 +144,42 @@ def landmark_grid(record: AttentionRecord) -> LandmarkGrid | None:
         order = sampler.order(size, torch.device("cpu"))
         picked = order.topk(sampler.count(size), largest=False).indices.tolist()
         return LandmarkGrid(
-            (), (), tuple(((n // width + 0.5) / height, (n % width + 0.5) / width) for n in picked)
+            points=tuple(((n // width + 0.5) / height, (n % width + 0.5) / width) for n in picked)
         )
-    windows = (
-        size if isinstance(sampler, AvgSampler) and sampler.num_landmarks else sampler.grid(size)
-    )
+    pooled = isinstance(sampler, AvgSampler) and sampler.num_landmarks is not None
+    windows = size if pooled else sampler.grid(size)
     counts = windows if sampler.num_landmarks is None else sampler.bins(windows)
     rows, columns = (
         tuple(
-            # Windows that stick out of the image end with it.
+            # A window that sticks out of the image ends at its edge.
             min(i * number / count * (1 if windows == size else sampler.ratio) / side, 1.0)
             for i in range(count + 1)
         )
         for side, number, count in zip(size, windows, counts)
     )
-    return LandmarkGrid(rows, columns, ())
+    return LandmarkGrid(rows, columns)
 
 
 class Convergence(NamedTuple):
-    """How far from an inverse the methods are, |B X B - B| / |B| with B = A plus a ridge."""
+    """Residuals |B X B - B| / |B| of the inverses, with B = A plus a ridge."""
 
     m: int
     curves: dict[str, list[float]]
     """By iterative method, after `STEPS` steps."""
     own: float
-    """Of the inverse that the layer computes."""
+    """The residual of the inverse that the layer computes."""
     method: str
     """The layer's."""
     iters: int
-    """The layer's; methods that factorise take none."""
-
-
-ITERATIVE = tuple(method for method, (_, _, line) in METHODS.items() if line != ":")
+    """The layer's; direct methods have no steps."""
 
 
 def convergence_of(record: AttentionRecord, factors: Factors, head: int) -> Convergence:
-    """Of one head, in the type that the layer computes in.
+    """The convergence in one head, in the layer's own precision.
 
     Args:
-        record: Of the layer, with the settings that are asked about.
-        factors: Its own.
+        record: Of the layer, with the settings in question.
+        factors: Its factors.
         head: Counted from 0.
     """
     attention = record.attention
@@ -210,32 +198,28 @@ def convergence_of(record: AttentionRecord, factors: Factors, head: int) -> Conv
     return Convergence(a.shape[-1], curves, own, attention.inverse, attention.iters)
 
 
-def strengths(rows: Rows, look: Look) -> list[float]:
-    """|A Z A| of every softmax-free layer, the mean of its heads, see `diagnose`."""
-    found = []
-    for layer, record in enumerate(look.layers):
-        if is_softmax_free(record):
-            factors = rows.factors(look, layer)
-            product = factors.A @ factors.Z @ factors.A
-            if not product.isfinite().all():
-                found.append(math.inf)
-                continue
-            found.append(torch.linalg.eigvalsh(product).abs().amax(-1).mean().item())
-    return found
+def strength(factors: Factors) -> float:
+    """|A Z A| of a layer, the mean of its heads, see `diagnose`."""
+    product = factors.A @ factors.Z @ factors.A
+    if not product.isfinite().all():
+        return math.inf
+    return torch.linalg.eigvalsh(product).abs().amax(-1).mean().item()
 
 
-def resolution_warning(rows: Rows, look: Look, trained: Look) -> str:
-    """A sentence where attention is much stronger or weaker than at the trained size, or none."""
-    growths = [now / before for now, before in zip(strengths(rows, look), strengths(rows, trained))]
-    outside = [
-        growth
-        for growth in growths
-        if not (math.isfinite(growth) and 1 / MOST_GROWTH <= growth <= MOST_GROWTH)
-    ]
+def resolution_warning(growths: Iterable[float], side: int, trained: int) -> str:
+    """Warns if attention is much stronger or weaker than at the training size; empty if it is not.
+
+    Args:
+        growths: The strength of every layer in units of that at the training size.
+        side: The size of the image.
+        trained: The training size.
+    """
+    growths = list(growths)
+    outside = [growth for growth in growths if not 1 / MOST_GROWTH <= growth <= MOST_GROWTH]
     if not outside:
         return ""
     return (
-        f"At {look.side} pixels attention is {min(outside):.2g} to {max(outside):.2g} times as "
-        f"strong as at {trained.side}, where the model was trained, in {len(outside)} of "
+        f"At {side} pixels attention is {min(outside):.2g} to {max(outside):.2g} times as "
+        f"strong as at {trained}, where the model was trained, in {len(outside)} of "
         f"{len(growths)} layers (by |A Z A|): do not trust the prediction."
     )

@@ -1,4 +1,4 @@
-"""Pictures of attention, as quick to draw as a click is to answer."""
+"""Pictures of attention that are drawn fast enough to answer a click."""
 
 import io
 import math
@@ -17,23 +17,23 @@ from ..figures.newton import METHODS
 from .attended import STEPS, Attended, Convergence, LandmarkGrid
 
 SIDE = 400
-"""Of a picture of the image, in pixels."""
+"""Side of the picture of an image, in pixels."""
 
 FORMAT = "jpeg"
-"""Of pictures on their way to the browser; PNG and WebP take 20 times as long to write."""
+"""The format of pictures for the browser; PNG and WebP take 20 times as long to write."""
 
 LINE, CHOSEN = (255, 255, 255), (213, 94, 0)
 
-_COLORS = (mpl.colormaps[COLORMAP](np.linspace(0, 1, 256))[:, :3] * 255).round().astype(np.uint8)
+_COLORS = mpl.colormaps[COLORMAP].with_extremes(bad="#808080")
 _FONT: Any = ImageFont.load_default(12)
 _MARGIN, _GAP = 34, 2
-"""Of the atlas: for numbers of layers, and between maps."""
+"""Pixels of the atlas: for the numbers of layers, and between maps."""
 
 _LOWEST, _HIGHEST = -9.0, 0.7
-"""Exponents of the residuals that are shown."""
+"""Exponents of residuals at the ends of the axis."""
 
 _matplotlib = Lock()
-"""It is made for one thread at a time."""
+"""matplotlib is not thread-safe."""
 
 
 def image_picture(seen: Tensor, place: tuple[float, float]) -> Image.Image:
@@ -54,14 +54,7 @@ def heat_picture(seen: Tensor, weights: Tensor, attended: Attended) -> Image.Ima
 def landmark_picture(
     seen: Tensor, grid: LandmarkGrid, nearness: Tensor, attended: Attended
 ) -> Image.Image:
-    """Landmarks on the image, coloured by how near to the patch they are.
-
-    Args:
-        seen: (S, S, 3).
-        grid: Where they are.
-        nearness: (m), of them alone.
-        attended: The patch.
-    """
+    """Landmarks on the image (S, S, 3), coloured by their nearness (m) to the patch."""
     colors = _coloured(nearness.unsqueeze(0))[0]
     picture = _grey(seen)
     layer = picture.copy()
@@ -86,9 +79,9 @@ def landmark_picture(
 
 
 def atlas_picture(layers: Sequence[Attended], chosen: tuple[int, int]) -> Image.Image:
-    """Every layer, from top to bottom, and every head, from left to right, the chosen one framed.
+    """Every layer from top to bottom, every head from left to right, the chosen one framed.
 
-    Each map has colours of its own, from its lowest weight to its highest.
+    The colours of each map range from its lowest weight to its highest.
     """
     most = max(len(attended.maps) for attended in layers)
     side = min(max((560 - _MARGIN) // most - _GAP, 32), 88)
@@ -118,14 +111,8 @@ def convergence_picture(convergence: Convergence, what_if: str) -> Image.Image:
         for method, values in convergence.curves.items():
             _, color, line = METHODS[method]
             own = method == convergence.method
-            ax.plot(
-                STEPS,
-                [_exponent(value) for value in values],
-                color=color,
-                linestyle=line,
-                linewidth=3 if own else 1.2,
-                label=method,
-            )
+            style: Any = {"color": color, "linestyle": line, "linewidth": 3 if own else 1.2}
+            ax.plot(STEPS, [_exponent(value) for value in values], label=method, **style)
         said = f"{convergence.method}, what if" if what_if else f"{convergence.method}, as trained"
         own_residual = _exponent(convergence.own)
         if convergence.method in convergence.curves:
@@ -150,7 +137,7 @@ def convergence_picture(convergence: Convergence, what_if: str) -> Image.Image:
 
 
 def _exponent(residual: float) -> float:
-    """Its logarithm; what is not finite, or 0, is at the end of the axis."""
+    """The logarithm of a residual, clipped to the axis."""
     if not math.isfinite(residual):
         return _HIGHEST
     return min(max(math.log10(residual) if residual > 0 else _LOWEST, _LOWEST), _HIGHEST)
@@ -161,13 +148,12 @@ def _to_bytes(seen: Tensor) -> np.ndarray:
 
 
 def _coloured(weights: Tensor) -> np.ndarray:
-    """(H, W) -> (H, W, 3), from the lowest to the highest; grey where it is not finite."""
+    """(H, W) -> (H, W, 3): colours from the lowest to the highest weight, grey if not finite."""
     values = weights.detach().double().numpy()
     finite = np.isfinite(values)
     low, high = (values[finite].min(), values[finite].max()) if finite.any() else (0.0, 0.0)
-    scaled = (np.where(finite, values, low) - low) / max(high - low, 1e-300)
-    colors = _COLORS[(scaled * 255).round().astype(np.uint8)]
-    return np.where(finite[..., None], colors, np.uint8(128))
+    scaled = np.where(finite, (values - low) / max(high - low, 1e-300), np.nan)
+    return _COLORS(scaled, bytes=True)[..., :3]
 
 
 def _enlarged(pixels: np.ndarray, side: int) -> np.ndarray:
@@ -177,7 +163,7 @@ def _enlarged(pixels: np.ndarray, side: int) -> np.ndarray:
 
 
 def _grey(seen: Tensor) -> Image.Image:
-    """The image (S, S, 3) without its colours, still in RGB."""
+    """The image (S, S, 3) in grey, as RGB."""
     return Image.fromarray(_enlarged(_to_bytes(seen), SIDE)).convert("L").convert("RGB")
 
 
@@ -195,7 +181,7 @@ def _frame(picture: Image.Image, cell: tuple[float, float, float, float]) -> Non
 
 
 def _cross(picture: Image.Image, place: tuple[float, float]) -> None:
-    """White on black, seen on any colour."""
+    """White on black, visible on any colour."""
     y, x = place[0] * SIDE, place[1] * SIDE
     draw = ImageDraw.Draw(picture)
     for color, width, arm in (("black", 5, 9), ("white", 2, 8)):

@@ -6,32 +6,36 @@ import signal
 import socket
 import sys
 import tempfile
+from collections import namedtuple
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event
-from typing import Any, NamedTuple
+from typing import Any
 
-os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported
-
-import gradio as gr
 import torch
 
 from ...errors import UserError
+from ...imports import Names, import_modules, needs
 from ...ops.inverse import INVERSES
-from .answers import MOST_TIMES, NORMALIZE, TRAINED, Answers, place_of, taken
-from .attended import STEPS
-from .drawing import FORMAT
-from .looks import Photo
-from .uploads import LIMITS, EndedError, Inbox, Photos
-from .view import View, available_models, example_photos
+
+os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported
+with needs("explore", "the explorer"):
+    import gradio as gr
+
+    from .answers import MOST_TIMES, NORMALIZE, TRAINED, Answers, place_of, taken
+    from .attended import STEPS
+    from .drawing import FORMAT
+    from .looks import Photo
+    from .uploads import LIMITS, EndedError, Inbox, Photos
+    from .view import View, available_models, example_photos
 
 MOST_BYTES = LIMITS.bytes or 0
 
 SESSIONS = 1000
-"""That are remembered, of some 130 kB each. Whose has ended is told so."""
+"""Sessions that are remembered, about 130 kB each."""
 
 USERS = 2
-"""Whose clicks are answered at the same time; those of others wait."""
+"""Users who are answered at the same time; others wait."""
 
 INTRODUCTION = f"""
 # What a patch attends to
@@ -48,121 +52,167 @@ CSS = """
 """
 
 
-class Side(NamedTuple):
-    """The components of one of the two models."""
+Side = namedtuple("Side", "model prediction predicted heat landmarks atlas caption convergence")
+"""The components of one of the two models."""
 
-    model: Any
-    prediction: Any
-    predicted: Any
-    heat: Any
-    landmarks: Any
-    atlas: Any
-    caption: Any
-    convergence: Any
+Controls = namedtuple("Controls", "layer head times inverse iters normalize")
+"""The controls beside the models, in the order of `Asked`."""
+
+Parts = namedtuple("Parts", "photo place patch message upload examples controls left right")
+"""All components of the page, and the state of a session: the image's key and the place."""
 
 
-class Controls(NamedTuple):
-    """What is chosen with, beside the models, in the order of `Asked`."""
+def explore(
+    ckpts: list[Path] | None = None,
+    host: str = "127.0.0.1",
+    port: int = 7860,
+    modules: Names = None,
+) -> None:
+    """Serve a page for the browser that shows what every patch of an image attends to.
 
-    layer: Any
-    head: Any
-    times: Any
-    inverse: Any
-    iters: Any
-    normalize: Any
+    Two models side by side, every layer and head, at several resolutions; the landmarks, the
+    prediction, the convergence of the inverse. Prints the page's address; Ctrl-C ends it.
+    Everything stays on this machine: nothing is downloaded or sent.
+
+    Args:
+        ckpts: Runs' checkpoints to choose from, such as [a/last.ckpt,b/last.ckpt], beside the
+            models that come with the package.
+        host: Address to listen on; any other than 127.0.0.1 lets other machines in.
+        port: Port to listen on; 0 for any free port.
+        modules: Python modules to import first, which register attentions of your own.
+    """
+    import_modules(modules)
+    port = _free_port(host, port)
+    _share_cores()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # as Ctrl-C: the folder is removed
+    view = View(available_models(ckpts), example_photos())
+    with tempfile.TemporaryDirectory(prefix="softmaxfree-") as folder:
+        os.environ["GRADIO_TEMP_DIR"] = folder  # pictures, and files until they are read
+        bypass = [os.environ.get("no_proxy"), host]  # Gradio asks itself whether it is there
+        os.environ["no_proxy"] = ",".join(filter(None, bypass))
+        page = build(view)
+        try:
+            _launch(page, host, port)
+            print(f"softmaxfree explore: {page.local_url} (end it with Ctrl-C)", flush=True)
+            if host not in ("127.0.0.1", "localhost", "::1"):
+                print("Other machines can reach it: whoever can, may use it.", flush=True)
+            Event().wait()
+        finally:
+            page.close(verbose=False)
 
 
 def build(view: View) -> Any:
     """The page, as Gradio's blocks."""
-    names, shown = list(view.models), list(view.photos.values())
+    shown = list(view.photos.values())
     with gr.Blocks(
         title="softmaxfree explore",
         analytics_enabled=False,
         delete_cache=(600, 3600),
         fill_width=True,
     ) as page:
-        photo, place = gr.State(None), gr.State((0.5, 0.5))
-        gr.Markdown(INTRODUCTION)
-        with gr.Row():
-            with gr.Column(scale=2, min_width=300):
-                patch = _picture("Click a patch", "patch")
-                message = gr.Textbox(show_label=False, visible=False, elem_id="message")
-                upload = gr.UploadButton("Upload an image", elem_id="upload", size="sm")
-                examples = _examples(shown)
-                controls = _controls()
-            left, right = (
-                _side(name, names, names[min(number, len(names) - 1)])
-                for number, name in enumerate(("left", "right"))
-            )
-        sides = (left, right)
-        asked = [photo, place, *controls, left.model, right.model]
-        maps = [patch, *(part for side in sides for part in side[3:7])]
-        curves = [side.convergence for side in sides]
-        predictions = [part for side in sides for part in (side.prediction, side.predicted)]
+        parts = _lay_out(list(view.models), shown)
         photos = Photos(shown)
-        answers = Answers(view, photos)
-        inbox = Inbox(page.upload_file_set, lambda: examples.keep_in_cache)
-
-        def start() -> str:
-            return shown[0].digest
-
-        def take_click(event: gr.SelectData) -> tuple[float, float]:
-            return place_of(event.index)
-
-        def take_upload(path: str, before: str | None) -> tuple[str | None, Any]:
-            found, refusal = taken(path, before, inbox, photos)
-            return found, gr.Textbox(refusal, visible=bool(refusal))
-
-        def take_example(event: gr.SelectData) -> tuple[str, Any]:
-            return shown[event.index].digest, gr.Textbox("", visible=False)
-
-        def take_bounds(*values: Any) -> list[Any]:
-            return [
-                gr.Slider(maximum=most) if value <= most else gr.Slider(maximum=most, value=most)
-                for most, value in zip(answers.bounds(*values), values[2:4])
-            ]
-
-        # Every event is taken; where it changes a state, the change is what is answered.
-        taking: dict[str, Any] = {
-            "api_visibility": "private",
-            "trigger_mode": "multiple",
-            "show_progress": "hidden",
-        }
-        clicks = [picture.select for picture in (patch, left.heat, right.heat)]
-        # One at a time: of two that are taken at once the first could be told last.
-        gr.on(clicks, take_click, None, place, concurrency_limit=1, **taking)
-        upload.upload(take_upload, [upload, photo], [photo, message], **taking)
-        examples.select(take_example, None, [photo, message], **taking)
-        page.load(start, None, photo, **taking)
-
-        # Each answer is one event, whatever asks for it: what is asked for while one is on its way
-        # is answered after it, with what the controls and states say then. Of several events with
-        # the same outputs one that was asked for earlier could be shown last.
-        answering: dict[str, Any] = {
-            "api_visibility": "private",
-            "trigger_mode": "always_last",
-            "show_progress": "minimal",
-            "show_progress_on": [patch],
-        }
-        models = [side.model.input for side in sides]
-        settings = [control.input for control in controls]
-        anew = [photo.change, *models]
-        bounds = [controls.layer, controls.head]
-        gr.on([page.load, *models, controls.layer.input], take_bounds, asked, bounds, **answering)
-        gr.on([*anew, place.change, *settings], _told(answers.maps), asked, maps, **answering)
-        gr.on(
-            [*anew, controls.times.input],
-            _told(answers.predictions),
-            asked,
-            predictions,
-            **answering,
-        )
-        gr.on([*anew, *settings], _told(answers.curves), asked, curves, **answering)
+        _take_events(page, parts, shown, photos)
+        _answer_events(page, parts, Answers(view, photos))
     return page.queue(default_concurrency_limit=USERS)
 
 
+def _lay_out(names: list[str], shown: Sequence[Photo]) -> Parts:
+    photo, place = gr.State(None), gr.State((0.5, 0.5))
+    gr.Markdown(INTRODUCTION)
+    with gr.Row():
+        with gr.Column(scale=2, min_width=300):
+            patch = _picture("Click a patch", "patch")
+            message = gr.Textbox(show_label=False, visible=False, elem_id="message")
+            upload = gr.UploadButton("Upload an image", elem_id="upload", size="sm")
+            examples = gr.Gallery(
+                [example.image for example in shown],
+                show_label=False,
+                columns=3,
+                height=190,
+                object_fit="cover",
+                allow_preview=False,
+                interactive=False,
+                buttons=[],
+                elem_id="examples",
+            )
+            controls = _controls()
+        left = _side("left", names, names[0])
+        right = _side("right", names, names[min(1, len(names) - 1)])
+    return Parts(photo, place, patch, message, upload, examples, controls, left, right)
+
+
+def _take_events(page: Any, parts: Parts, shown: Sequence[Photo], photos: Photos) -> None:
+    """Every click, upload and choice of an example changes a state; the changes are answered."""
+    inbox = Inbox(page.upload_file_set, lambda: parts.examples.keep_in_cache)
+
+    def start() -> str:
+        return shown[0].digest
+
+    def take_click(event: gr.SelectData) -> tuple[float, float]:
+        return place_of(event.index)
+
+    def take_upload(path: str, before: str | None) -> tuple[str | None, Any]:
+        found, refusal = taken(path, before, inbox, photos)
+        return found, gr.Textbox(refusal, visible=bool(refusal))
+
+    def take_example(event: gr.SelectData) -> tuple[str, Any]:
+        return shown[event.index].digest, gr.Textbox("", visible=False)
+
+    taking: dict[str, Any] = {
+        "api_visibility": "private",
+        "trigger_mode": "multiple",
+        "show_progress": "hidden",
+    }
+    chosen = [parts.photo, parts.message]
+    clicks = [picture.select for picture in (parts.patch, parts.left.heat, parts.right.heat)]
+    # One at a time: of two clicks that are taken at once the first could be answered last.
+    gr.on(clicks, take_click, None, parts.place, concurrency_limit=1, **taking)
+    parts.upload.upload(take_upload, [parts.upload, parts.photo], chosen, **taking)
+    parts.examples.select(take_example, None, chosen, **taking)
+    page.load(start, None, parts.photo, **taking)
+
+
+def _answer_events(page: Any, parts: Parts, answers: Answers) -> None:
+    """Draws what the states and controls ask for.
+
+    Each answer is one event, whatever asks for it: a request that comes while one is on its way is
+    answered after it, with the values of that time. Of several events with the same outputs, one
+    that was asked for earlier could be shown last.
+    """
+    controls, sides = parts.controls, (parts.left, parts.right)
+    asked = [parts.photo, parts.place, *controls, parts.left.model, parts.right.model]
+    maps = [parts.patch, *(part for side in sides for part in side[3:7])]
+    curves = [side.convergence for side in sides]
+    predictions = [part for side in sides for part in (side.prediction, side.predicted)]
+
+    def take_bounds(*values: Any) -> list[Any]:
+        return [
+            gr.Slider(maximum=most) if value <= most else gr.Slider(maximum=most, value=most)
+            for most, value in zip(answers.bounds(*values), values[2:4])
+        ]
+
+    answering: dict[str, Any] = {
+        "api_visibility": "private",
+        "trigger_mode": "always_last",
+        "show_progress": "minimal",
+        "show_progress_on": [parts.patch],
+    }
+    models = [side.model.input for side in sides]
+    settings = [control.input for control in controls]
+    anew = [parts.photo.change, *models]
+    bounds = [controls.layer, controls.head]
+    for triggers, answer, outputs in (
+        ([page.load, *models, controls.layer.input], take_bounds, bounds),
+        ([*anew, parts.place.change, *settings], _told(answers.maps), maps),
+        ([*anew, controls.times.input], _told(answers.predictions), predictions),
+        ([*anew, *settings], _told(answers.curves), curves),
+    ):
+        gr.on(triggers, answer, asked, outputs, **answering)
+
+
 def _told(answer: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """An answer that tells a visitor, and leaves the page as it is, where the image is gone."""
+    """An answer that tells a visitor if the image is gone, and leaves the page as it is."""
 
     @functools.wraps(answer)
     def told(*values: Any) -> list[Any]:
@@ -172,20 +222,6 @@ def _told(answer: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
             raise gr.Error(f"{error}.", duration=None, print_exception=False) from error
 
     return told
-
-
-def _examples(shown: Sequence[Photo]) -> Any:
-    return gr.Gallery(
-        [photo.image for photo in shown],
-        show_label=False,
-        columns=3,
-        height=190,
-        object_fit="cover",
-        allow_preview=False,
-        interactive=False,
-        buttons=[],
-        elem_id="examples",
-    )
 
 
 def _controls() -> Controls:
@@ -244,58 +280,36 @@ def _picture(title: str, name: str) -> Any:
         )
 
 
-def run(ckpts: Sequence[Path] | None, host: str, port: int) -> None:
-    """Serves the page until it is interrupted.
-
-    Args:
-        ckpts: Runs' checkpoints to choose from, beside the embedded models.
-        host: Address to listen on.
-        port: To listen on; 0 for one that is free.
-    """
-    port = _free_port(host, port)
-    _share_cores()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # as Ctrl-C: the folder is removed
-    view = View(available_models(ckpts), example_photos())
-    with tempfile.TemporaryDirectory(prefix="softmaxfree-") as folder:
-        os.environ["GRADIO_TEMP_DIR"] = folder  # pictures, and files until they are read
-        bypass = [os.environ.get("no_proxy"), host]  # Gradio asks itself whether it is there
-        os.environ["no_proxy"] = ",".join(filter(None, bypass))
-        page = build(view)
-        try:
-            page.launch(
-                server_name=host,
-                server_port=port,
-                prevent_thread_lock=True,
-                quiet=True,
-                share=False,
-                run_history=False,
-                enable_monitoring=False,
-                mcp_server=False,
-                ssr_mode=False,
-                footer_links=[],
-                max_file_size=MOST_BYTES,
-                state_session_capacity=SESSIONS,
-                theme=_theme(),
-                css=CSS,
-            )
-            print(f"softmaxfree explore: {page.local_url} (end it with Ctrl-C)", flush=True)
-            if host not in ("127.0.0.1", "localhost", "::1"):
-                print("Other machines can reach it: whoever can, may use it.", flush=True)
-            Event().wait()
-        finally:
-            page.close(verbose=False)
+def _launch(page: Any, host: str, port: int) -> None:
+    """Serves the page in threads of its own; nothing is fetched or shared."""
+    page.launch(
+        server_name=host,
+        server_port=port,
+        prevent_thread_lock=True,
+        quiet=True,
+        share=False,
+        run_history=False,
+        enable_monitoring=False,
+        mcp_server=False,
+        ssr_mode=False,
+        footer_links=[],
+        max_file_size=MOST_BYTES,
+        state_session_capacity=SESSIONS,
+        theme=_theme(),
+        css=CSS,
+    )
 
 
 def _theme() -> Any:
-    """The default one with the system's letters: nothing is fetched."""
+    """The default theme with the system's fonts, so that none are fetched."""
     return gr.themes.Default(
         font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
     )
 
 
 def _share_cores() -> None:
-    """Gives each of the users who are answered at once a part: threads in excess of the cores wait
-    for each other, several times as long as they compute."""
+    """Gives each of the users who are answered at once a part of the threads: with more threads
+    than cores they wait for each other."""
     torch.set_num_threads(max(1, torch.get_num_threads() // USERS))
 
 

@@ -1,15 +1,16 @@
-"""Images that others have sent: read with care, or refused in one sentence."""
+"""Images that visitors send: read with care, or refused in one sentence."""
 
 from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from threading import Lock
 
+from cachetools import LRUCache
 from PIL import Image
 
 from ...data.image_files import ImageFileError, Limits, load_image
 from ...data.paths import shown
 from ...errors import UserError
-from .looks import Kept, Photo
+from .looks import Photo
 
 LIMITS = Limits(
     pixels=40_000_000,
@@ -18,39 +19,42 @@ LIMITS = Limits(
     longest=2048,
     formats=("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"),
 )
-"""Narrower than those for files of the user's own."""
+"""Narrower than the limits for the user's own files."""
 
 MOST_BYTES = 500_000_000
-"""In memory, of all images that are kept."""
+"""Memory for all images that are kept."""
 
 _NAME = 60
-"""Letters of a file's name in a message."""
+"""The most letters of a file's name in a message."""
 
 
 class EndedError(UserError):
-    """What a visitor has chosen is no longer known."""
+    """The image that a visitor chose is no longer known."""
 
 
 class Photos:
-    """What visitors look at: the examples, and images that were sent, the latest of them.
+    """The images that visitors look at: the examples, and the latest uploads.
 
-    A session remembers a key alone, so that there may be many.
+    A session holds only a key, so that there may be many sessions.
     """
 
     def __init__(self, examples: Iterable[Photo], most_bytes: int = MOST_BYTES) -> None:
         self._examples = {photo.digest: photo for photo in examples}
-        self._sent: Kept[Photo] = Kept(most_bytes)
+        self._sent: LRUCache[str, Photo] = LRUCache(most_bytes, _bytes_of)
+        self._lock = Lock()
 
     def keep(self, photo: Photo) -> str:
-        """The key of an image that was sent."""
-        self._sent.put(photo.digest, photo, 4 * photo.image.width * photo.image.height)
+        """Keeps an upload, and returns its key."""
+        with self._lock:
+            self._sent[photo.digest] = photo
         return photo.digest
 
     def get(self, key: str | None) -> Photo:
-        """The image of a key. A session that has ended, and begun anew unasked, has none."""
+        """The image of a key, which is None after a session has ended."""
         if key is None:
             raise EndedError("Your session has ended: choose or upload an image to go on")
-        found = self._examples.get(key) or self._sent.get(key)
+        with self._lock:
+            found = self._examples.get(key) or self._sent.get(key)
         if found is None:
             raise EndedError(
                 "Your image is no longer kept, since others have sent theirs: upload it again"
@@ -58,22 +62,26 @@ class Photos:
         return found
 
 
-class Inbox:
-    """Files that came by the page's upload, each of them to be read once.
+def _bytes_of(photo: Photo) -> int:
+    return 4 * photo.image.width * photo.image.height
 
-    Their names cannot be guessed, so that each is known to whoever has sent it alone. Other files
-    of the page, such as the pictures of examples, are neither read nor removed.
+
+class Inbox:
+    """Files that came by the page's upload, each of which is read once.
+
+    Their names cannot be guessed, so that only the sender knows them. Other files of the page, such
+    as the pictures of examples, are neither read nor removed.
 
     Args:
-        files: The server's, of all that have come.
-        kept: The page's own, which it shows to everybody.
+        files: The server's set of all uploads.
+        kept: Returns the page's own files, which everybody sees.
     """
 
     def __init__(self, files: set[str], kept: Callable[[], Container[str]]) -> None:
         self._files, self._kept, self._lock = files, kept, Lock()
 
     def take(self, path: str) -> Image.Image:
-        """The image of a file, which is then removed."""
+        """Reads the image of a file, and removes the file."""
         with self._lock:
             if path not in self._files:
                 raise UserError("this file was not sent by you, or was read before: send it")
@@ -89,7 +97,7 @@ def read_upload(path: Path) -> Image.Image:
     """A file's image in RGB, upright, within the limits.
 
     Raises:
-        ImageFileError: With a sentence for whoever has sent it.
+        ImageFileError: With a sentence for the sender.
     """
     try:
         return load_image(path, LIMITS)

@@ -1,23 +1,27 @@
-"""What the page shows, without the page: models, images and places in, pictures and words out."""
+"""The content of the page: models, images and places in, pictures and words out."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from threading import Lock
 from typing import NamedTuple
 
+from cachetools import LRUCache, cached
 from PIL import Image
 
+from ...analysis.factors import Factors
 from ..figures.subject import Subject, given_images, subjects
 from .attended import (
     AS_TRAINED,
     Attended,
     Convergence,
     Place,
-    Rows,
     WhatIf,
+    attended,
     convergence_of,
-    is_softmax_free,
+    factors_of,
     landmark_grid,
     resolution_warning,
+    strength,
     supposed,
 )
 from .drawing import (
@@ -27,22 +31,26 @@ from .drawing import (
     image_picture,
     landmark_picture,
 )
-from .looks import Kept, Look, Looks, Photo, photo
+from .looks import Look, Photo, distinct_bytes, look, look_key, photo
+
+MOST_BYTES = 300_000_000
+"""Limit for all forward passes that are kept, and for all factors. softpp_tiny takes 20 MB for an
+image of 224 pixels."""
 
 LARGEST_SIDE = 512
-"""Of images as models see them, unless they were trained at more."""
+"""Limit for images as models see them, unless a model was trained at more."""
 
 EXAMPLES = 10
-"""Of the digits: one of each."""
+"""The number of digits among the examples, one of each."""
 
 
 class Choice(NamedTuple):
-    """What is looked at."""
+    """What a visitor looks at."""
 
     layer: int = 0
-    """In the order in which layers run, from 0; the last if there are fewer."""
+    """In the order in which layers run, from 0; the last one if there are fewer."""
     head: int = 0
-    """From 0; the last if there are fewer."""
+    """From 0; the last one if there are fewer."""
     place: Place = (0.5, 0.5)
     what_if: WhatIf = AS_TRAINED
 
@@ -59,51 +67,60 @@ class Maps(NamedTuple):
     atlas: Image.Image
     """All layers and heads."""
     caption: str
-    """Which layer and head it is, and what its row is like."""
+    """Names the layer and the head, and describes the row."""
 
 
 class Prediction(NamedTuple):
-    """What a model says of an image, whatever the place."""
+    """What a model says about an image."""
 
     probabilities: dict[str, float]
     caption: str
-    """At which size, and whether to believe it."""
+    """The size of the image, and a warning if the prediction cannot be trusted."""
 
 
 class View:
-    """Pictures of models' attention. Threads may share it: nothing in it is anybody's own.
+    """Pictures of models' attention. Threads may share it.
+
+    A click on a patch does not run a model again: forward passes, factors and residuals are kept,
+    those that were used last.
 
     Args:
         models: By name.
-        photos: To begin with, by name.
+        photos: The examples, by name.
     """
 
     def __init__(self, models: Mapping[str, Subject], photos: Mapping[str, Photo]) -> None:
         self.models, self.photos = dict(models), dict(photos)
-        self._looks, self._rows = Looks(self.models.values()), Rows()
-        self._convergence: Kept[Convergence] = Kept()
+        # One pass of a model at a time: timm's models remember the grid of their image.
+        self._passes = {name: Lock() for name in models}
+        looks: LRUCache[object, Look] = LRUCache(MOST_BYTES, lambda found: found.nbytes)
+        factors: LRUCache[object, Factors | None] = LRUCache(MOST_BYTES, _factors_bytes)
+        curves: LRUCache[object, Convergence] = LRUCache(1000)
+        self._look = cached(looks, look_key, Lock())(look)
+        self._factors = cached(factors, lambda look, *rest: (look.key, *rest), Lock())(factors_of)
+        self._curves = cached(curves, lambda look, *rest: (look.key, *rest), Lock())(self._inverted)
 
     def look(self, model: str, photo: Photo, times: float = 1) -> Look:
-        """The forward pass of an image at so many times the size of training."""
+        """The forward pass of an image at a multiple of the training size."""
         subject = self.models[model]
-        return self._looks.at(subject, photo, side_of(subject, times))
+        with self._passes[model]:
+            return self._look(subject, photo, side_of(subject, times))
 
-    def layers(self, model: str) -> list[int]:
-        """How many heads each layer has."""
+    def heads(self, model: str) -> list[int]:
+        """The number of heads of each layer."""
         first = next(iter(self.photos.values()))
         return [record.q.shape[1] for record in self.look(model, first).layers]
 
     def maps(self, look: Look, choice: Choice) -> Maps:
-        """What a click asks for: rows of all layers and heads."""
+        """Rows of the attention of all layers and heads."""
         layer, head = _inside(look, choice)
-        attended = [
-            self._rows.at(look, number, choice.place, choice.what_if)
-            for number in range(len(look.layers))
+        found = [
+            attended(record, self._factors(look, number, choice.what_if), choice.place)
+            for number, record in enumerate(look.layers)
         ]
-        chosen, record = attended[layer], look.layers[layer]
+        chosen, record = found[layer], look.layers[layer]
         grid, drawn = landmark_grid(record), None
-        if grid is not None:
-            assert chosen.nearness is not None
+        if grid is not None and chosen.nearness is not None:
             prefix = record.attention.prefix_tokens
             nearness = chosen.nearness[head, prefix : prefix + grid.num_landmarks]
             drawn = landmark_picture(look.seen, grid, nearness, chosen)
@@ -111,41 +128,49 @@ class View:
             image_picture(look.seen, choice.place),
             heat_picture(look.seen, chosen.maps[head], chosen),
             drawn,
-            atlas_picture(attended, (layer, head)),
+            atlas_picture(found, (layer, head)),
             _caption(look, layer, head, chosen, choice.what_if),
         )
 
     def convergence(self, look: Look, choice: Choice) -> Image.Image | None:
-        """How fast the chosen layer's landmark matrix is inverted; None if it has none."""
+        """Residuals of the chosen layer's inverse; None if it inverts nothing."""
         layer, head = _inside(look, choice)
-        if not is_softmax_free(look.layers[layer]):
+        if self._factors(look, layer, choice.what_if) is None:
             return None
-        key: Hashable = (look.key, layer, head, choice.what_if)
-        found = None if look.key is None else self._convergence.get(key)
-        if found is None:
-            record = supposed(look.layers[layer], choice.what_if)
-            factors = self._rows.factors(look, layer, choice.what_if)
-            found = convergence_of(record, factors, head)
-            self._convergence.put(key, found, 1000)
+        found = self._curves(look, layer, head, choice.what_if)
         return convergence_picture(found, str(choice.what_if))
 
+    def _inverted(self, look: Look, layer: int, head: int, what_if: WhatIf) -> Convergence:
+        factors = self._factors(look, layer, what_if)
+        assert factors is not None
+        return convergence_of(supposed(look.layers[layer], what_if), factors, head)
+
     def prediction(self, look: Look, trained: Look) -> Prediction:
-        """The model's own, whatever is asked what-if.
+        """The model's prediction. It does not depend on what-if settings.
 
         Args:
-            look: At the size that is chosen.
-            trained: The same image at the size of training.
+            look: At the chosen size.
+            trained: The same image at the training size.
         """
-        classifier = look.subject.classifier
-        named = dict(zip(classifier.classes, look.probabilities.tolist()))
+        classes = look.subject.classifier.classes
         caption = f"{look.side} x {look.side} pixels, trained at {trained.side} x {trained.side}."
-        warning = "" if look is trained else resolution_warning(self._rows, look, trained)
+        growths = (now / then for now, then in zip(self._strengths(look), self._strengths(trained)))
+        warning = "" if look is trained else resolution_warning(growths, look.side, trained.side)
+        named = dict(zip(classes, look.probabilities.tolist()))
         return Prediction(named, f"{caption} {warning}".strip())
+
+    def _strengths(self, look: Look) -> list[float]:
+        factors = [self._factors(look, layer, AS_TRAINED) for layer in range(len(look.layers))]
+        return [strength(one) for one in factors if one is not None]
+
+
+def _factors_bytes(factors: Factors | None) -> int:
+    return 0 if factors is None else distinct_bytes(factors)
 
 
 def side_of(subject: Subject, times: float) -> int:
-    """So many times the side of training: a multiple of 32 (of 16 for small images), not more than
-    `LARGEST_SIDE` or the side of training."""
+    """A multiple of the training size: divisible by 32 (by 16 for small images), and at most
+    `LARGEST_SIDE` or the training size."""
     own = subject.classifier.size
     if times == 1:
         return own
@@ -154,7 +179,7 @@ def side_of(subject: Subject, times: float) -> int:
 
 
 def available_models(ckpts: Sequence[Path] | None) -> dict[str, Subject]:
-    """The embedded models, and those of runs' checkpoints, by names that differ."""
+    """The models of digits, and those of runs' checkpoints, by distinct names."""
     found = {f"{subject.title} (digits)": subject for subject in subjects(None)}
     for path in ckpts or []:
         (subject,) = subjects([path])
@@ -168,27 +193,25 @@ def example_photos() -> dict[str, Photo]:
     try:
         from sklearn.datasets import load_sample_images
 
-        sample: list[tuple[str, Image.Image]] = [
-            (Path(name).stem, Image.fromarray(pixels))
-            for name, pixels in zip(*[load_sample_images()[key] for key in ("filenames", "images")])
-        ]
-        images.update(sample)
+        sample = load_sample_images()
+        for name, pixels in zip(sample["filenames"], sample["images"]):
+            images[Path(name).stem] = Image.fromarray(pixels)
     except (ImportError, OSError):  # a package without its pictures
         pass
     return {name: photo(name, image) for name, image in images.items()}
 
 
 def _inside(look: Look, choice: Choice) -> tuple[int, int]:
-    """The layer and the head, of those that the model has."""
+    """The chosen layer and head, or the last ones of the model."""
     layer = min(choice.layer, len(look.layers) - 1)
     return layer, min(choice.head, look.layers[layer].q.shape[1] - 1)
 
 
-def _caption(look: Look, layer: int, head: int, attended: Attended, what_if: WhatIf) -> str:
-    record, weights = look.layers[layer], attended.maps[head]
+def _caption(look: Look, layer: int, head: int, chosen: Attended, what_if: WhatIf) -> str:
+    record, weights = look.layers[layer], chosen.maps[head]
     height, width = record.layout.size
     text = (
-        f"Layer {layer + 1} of {len(look.layers)}, head {head + 1} of {len(attended.maps)}, "
+        f"Layer {layer + 1} of {len(look.layers)}, head {head + 1} of {len(chosen.maps)}, "
         f"{height} x {width} tokens. Weights sum to {weights.sum():.3g}, from "
         f"{weights.min():.2g} to {weights.max():.2g}."
     )

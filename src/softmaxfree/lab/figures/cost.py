@@ -1,6 +1,6 @@
-"""`softmaxfree figures memory` and `throughput`: what attention costs, and accuracy beside it.
+"""`softmaxfree figures memory` and `throughput`: the cost of attention, with accuracies beside it.
 
-Drawn from results of the benchmarks. Accuracies are the paper's: nothing is trained here.
+Costs are results of the benchmarks; accuracies are the paper's.
 """
 
 from pathlib import Path
@@ -19,10 +19,10 @@ COMMANDS = {
     "models-peers": "softmaxfree bench models --preset peers",
     "models-paper": "softmaxfree bench models --preset paper",
 }
-"""What writes a result, by the result's name."""
+"""The command that writes each result."""
 
 OURS = {"SOFT": "soft", "SOFT++": "softpp"}
-"""Families of models that have the colour of an attention."""
+"""Families that have the colour of an attention."""
 
 SIDES = {
     "CoaT-Lite": "left",
@@ -36,19 +36,28 @@ SIDES = {
     "ViP": "above",
     "ViT": "below",
 }
-"""On which side of its point a name has room, where that is not the right."""
+"""The side of its point where a name has room; default: right."""
 
 LOWEST = 74.5
-"""Per cent: accuracies below it are written at the edge."""
+"""Accuracies below this, in per cent, are written at the edge."""
 
 INK = "#333333"
+NOTE: dict[str, Any] = {"fontsize": 8.5, "color": INK}
+
+_LEADER = {"arrowstyle": "-", "linewidth": 0.7, "relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 3}
+"""The line from a name at the edge to its point."""
 
 Row = dict[str, Any]
-"""A point as it is drawn: its panel, what it is of, and its two coordinates."""
+"""A point: its panel, its model and its two coordinates."""
 
 
-def run_memory(results: Path, out: Path) -> list[Row]:
-    """Memory against the number of tokens; accuracy against parameters."""
+def draw_memory(results: Path = Path("results"), out: Path = Path("figures")) -> None:
+    """Draw memory against the number of tokens, and accuracy against parameters.
+
+    Args:
+        results: Folder with the results of `bench memory` and `models`.
+        out: Folder for memory.png, memory.svg and memory.csv.
+    """
     memory = _read(results, "memory", "training_bytes", "titles", "exponents")
     models = _read(results, "models", "parameters")
     rows = [
@@ -60,17 +69,21 @@ def run_memory(results: Path, out: Path) -> list[Row]:
     beside = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
     left.legend(*entries(left), **beside, frameon=False, fontsize=9)
     _draw_families(right, [row for row in rows if row["panel"] == "accuracy"])
-    _note(
-        figure,
+    figure.supxlabel(
         f"Memory: {_machine(memory)}.  Accuracies: the paper's ImageNet table, not measured here; "
         "parameters of SOFT and SOFT++ are counted here, others' as printed.",
+        **NOTE,
     )
     save(figure, rows, out / "memory")
-    return rows
 
 
-def run_throughput(results: Path, out: Path) -> list[Row]:
-    """Time against the number of tokens; accuracy against images a second."""
+def draw_throughput(results: Path = Path("results"), out: Path = Path("figures")) -> None:
+    """Draw time against the number of tokens, and accuracy against throughput.
+
+    Args:
+        results: Folder with the results of `bench attention --preset paper` and `bench models`.
+        out: Folder for throughput.png, throughput.svg and throughput.csv.
+    """
     attention = _read(results, "attention-paper", "forward_s", "titles", "exponents")
     peers = _read(results, "models-peers", "inference_s")
     tiny = _read(results, "models-paper", "inference_s")
@@ -95,13 +108,13 @@ def run_throughput(results: Path, out: Path) -> list[Row]:
     for what, content in (("attention", attention), ("models", peers), ("tiny", tiny)):
         machines.setdefault(_machine(content), []).append(what)
     measured = "; ".join(f"{', '.join(what)}: {where}" for where, what in machines.items())
-    _note(figure, f"Time: {measured}.\nAccuracies: the paper's tables, not measured here.")
+    note = f"Time: {measured}.\nAccuracies: the paper's tables, not measured here."
+    figure.supxlabel(note, **NOTE)
     save(figure, rows, out / "throughput")
-    return rows
 
 
 def _read(results: Path, name: str, quantity: str, *fields: str) -> dict[str, Any]:
-    """A result with a quantity and fields; says which command writes it where there is none."""
+    """Reads a result, and raises UserError with the command that writes it if it is missing."""
     path = results / f"{name}.json"
     again = f"write it with: {COMMANDS[name]} --out {results}"
     if not path.is_file():
@@ -117,16 +130,11 @@ def _read(results: Path, name: str, quantity: str, *fields: str) -> dict[str, An
 
 
 def _machine(content: dict[str, Any]) -> str:
-    """Where something was measured."""
+    """The machine of a measurement."""
     hardware, threads = content["hardware"], content["threads"]
     device = hardware.get("gpu") or f"{hardware['cpu']} ({hardware['capability']})"
     compiled = ", with compiled code" if content.get("native") else ""
     return f"{device}, {threads} thread{'s' if threads > 1 else ''}{compiled}"
-
-
-def _note(figure: Any, text: str) -> None:
-    """Small, below the panels."""
-    figure.supxlabel(text, fontsize=8.5, color=INK)
 
 
 def _over_n(name: str, content: dict[str, Any], quantity: str) -> list[Row]:
@@ -138,7 +146,7 @@ def _over_n(name: str, content: dict[str, Any], quantity: str) -> list[Row]:
 
 
 def _accuracy_by_parameters(models: dict[str, Any]) -> list[Row]:
-    """The paper's models; parameters of SOFT and SOFT++ as counted here, others' as printed."""
+    """The paper's models: parameters of SOFT and SOFT++ are counted here."""
     counted = {row["model"]: row["parameters"] for row in models["rows"] if not row["arguments"]}
     return [
         {
@@ -154,7 +162,7 @@ def _accuracy_by_parameters(models: dict[str, Any]) -> list[Row]:
 
 
 def _accuracy_of_peers(peers: dict[str, Any]) -> list[Row]:
-    """Those of the paper's models that were measured, at the side of their accuracy."""
+    """The paper's models that were measured, at the image size of their accuracy."""
     printed = {row.model: row for row in IMAGENET if row.model}
     return [
         {
@@ -173,7 +181,7 @@ def _accuracy_of_peers(peers: dict[str, Any]) -> list[Row]:
 
 
 def _accuracy_of_attentions(tiny: dict[str, Any]) -> list[Row]:
-    """Every attention in the released tiny, of which the paper has a table."""
+    """Every attention in the released tiny model, for which the paper has a table."""
     return [
         {
             "panel": "tiny",
@@ -194,7 +202,7 @@ def _family_style(family: str) -> dict[str, Any]:
 
 
 def _draw_families(ax: Any, rows: list[Row]) -> None:
-    """A line through the sizes of each family; those that end at the right have names there."""
+    """Draws a line through the sizes of each family, with the names of large models at the edge."""
     ends: dict[str, tuple[float, float]] = {}
     for family in dict.fromkeys(row["family"] for row in rows):
         sizes = sorted(
@@ -228,19 +236,12 @@ def _draw_families(ax: Any, rows: list[Row]) -> None:
             fontsize=9,
             weight="bold" if family in OURS else "normal",
             color=INK,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": look["color"],
-                "linewidth": 0.7,
-                "relpos": (0, 0.5),
-                "shrinkA": 1,
-                "shrinkB": 3,
-            },
+            arrowprops=_LEADER | {"color": look["color"]},
         )
 
 
 def _draw_points(ax: Any, rows: list[Row]) -> None:
-    """Accuracy against images a second, each with its name."""
+    """Draws accuracy against throughput, each point with its name."""
     for row in rows:
         look = style(row["contestant"]) if "contestant" in row else _family_style(row["family"])
         size = 8 if look["marker"] == "o" else 9
@@ -252,7 +253,7 @@ def _draw_points(ax: Any, rows: list[Row]) -> None:
 
 
 def _name(ax: Any, name: str, x: float, y: float) -> None:
-    """Beside a point."""
+    """Writes a name beside a point."""
     shift, across, up = {
         "right": ((7, 0), "left", "center"),
         "left": ((-7, 0), "right", "center"),

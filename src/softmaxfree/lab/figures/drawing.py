@@ -1,4 +1,4 @@
-"""How all figures look, and the files they come in."""
+"""Panels of figures, and the files a figure is written to."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -13,11 +13,14 @@ with needs("plots", "a figure"):
     import matplotlib as mpl
 mpl.use("agg")
 
-import matplotlib.pyplot as plt
+from matplotlib import patheffects, ticker
+from matplotlib import pyplot as plt
+
+__all__ = ["panels", "patheffects", "plt", "save", "ticker"]
 
 
 def panels(columns: int, rows: int = 1, width: float = 3.4, height: float = 3.0) -> tuple[Any, Any]:
-    """A figure and its axes (rows, columns), each of so many inches."""
+    """A figure and its axes (rows, columns), each width x height inches."""
     return plt.subplots(
         rows,
         columns,
@@ -28,7 +31,7 @@ def panels(columns: int, rows: int = 1, width: float = 3.4, height: float = 3.0)
 
 
 def save(figure: Any, rows: Sequence[Mapping[str, Any]], stem: Path) -> None:
-    """STEM.png and STEM.svg, and the numbers as STEM.csv; each whole or not at all."""
+    """Writes STEM.png, STEM.svg and the numbers as STEM.csv, each atomically."""
     for suffix in ("png", "svg"):
         buffer = io.BytesIO()
         # The same numbers give the same file.

@@ -6,25 +6,26 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from matplotlib.patheffects import withStroke
 from PIL import Image
 from torch import Tensor
 
 from ...analysis.rows import chosen_layer
 from ...errors import UserError
+from ...imports import Names, import_modules
 from ..pictures import COLORS, OTHER_COLOR
-from .drawing import panels, save
+from .drawing import panels, patheffects, save
 from .subject import Subject, given_images, subjects
 
 COLORMAP = "viridis"
-"""Even to the eye, and lighter where there is more, for the colour-blind too."""
+"""Perceptually even, and legible for the colour-blind."""
 
 PANEL = 1.6
-"""Side of one, in inches."""
+"""Side of a panel, in inches."""
 
 _WHOLE = (0, 1, 1, 0)
-"""Left, right, bottom and top of an image, whose height is counted downwards."""
+"""Left, right, bottom and top of an image, whose height counts downwards."""
 
 
 class Heatmap(NamedTuple):
@@ -52,47 +53,45 @@ class Heatmap(NamedTuple):
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One for each head and key."""
-        (query_row, query_column), weights = self.query, self.weights.tolist()
-        for head, of_head in enumerate(weights):
-            for row, of_row in enumerate(of_head):
-                for column, weight in enumerate(of_row):
-                    yield {
-                        "model": self.title,
-                        "layer": self.layer,
-                        "head": head,
-                        "query_row": query_row,
-                        "query_column": query_column,
-                        "row": row,
-                        "column": column,
-                        "weight": f"{weight:.8g}",
-                    }
+        about = {"model": self.title, "layer": self.layer}
+        query = dict(zip(("query_row", "query_column"), self.query))
+        for index, weight in np.ndenumerate(self.weights.numpy()):
+            head, row, column = index
+            key = {"row": row, "column": column, "weight": f"{weight:.8g}"}
+            yield about | {"head": head} | query | key
 
 
-def run(
-    ckpts: Sequence[Path] | None,
-    images: Sequence[Path] | None,
-    place: tuple[float, float],
-    layer: int | str,
-    size: int | None,
-    out: Path,
-) -> dict[str, list[Heatmap]]:
-    """Draws a figure for each image, a line of heads for each model; returns them by image.
+def draw_heatmap(
+    ckpts: list[Path] | None = None,
+    images: list[Path] | None = None,
+    place: tuple[float, float] = (0.5, 0.5),
+    layer: int | str = 0,
+    size: int | None = None,
+    out: Path = Path("figures"),
+    modules: Names = None,
+) -> None:
+    """Draw what one patch of an image attends to, for every head of several models.
+
+    Each model has a column: the image with a cross at the patch, and below it the attention of
+    every head. Only rows of the attention matrices are computed.
 
     Args:
-        ckpts: Runs' checkpoints; the embedded models if None.
-        images: Files; a digit if None.
-        place: Of the patch, as fractions of the image, the height first.
+        ckpts: Runs' checkpoints, such as [a/last.ckpt,b/last.ckpt]; default: the digit models
+            that come with the package.
+        images: Image files, a figure for each; default: a handwritten digit.
+        place: The patch, from [0,0] at the upper left to [1,1], the height first.
         layer: A number in the order in which layers run, or a name.
-        size: Side to resize images to; as in training if None.
-        out: Folder for the files.
+        size: Side to resize images to; default: as in training.
+        out: Folder for heatmap-IMAGE.png, .svg and .csv.
+        modules: Python modules to import first, which register attentions of your own.
     """
+    import_modules(modules)
     if any(not 0 <= fraction <= 1 for fraction in place):
         raise UserError(
             "--place must be two fractions of the image, from [0,0] at its upper left to [1,1] at "
             f"its lower right, the height first; got {list(place)}"
         )
     found = subjects(ckpts, size)
-    drawn: dict[str, list[Heatmap]] = {}
     taken: set[Path] = set()
     for name, image in _pictures(images).items():
         maps = [heatmap(subject, image, place, layer) for subject in found]
@@ -101,12 +100,10 @@ def run(
             stem = out / f"{stem.name}-{len(taken) + 1}"
         save(draw(maps, name), [row for one in maps for row in one.rows()], stem)
         taken.add(stem)
-        drawn[name] = maps
-    return drawn
 
 
 def _pictures(images: Sequence[Path] | None) -> dict[str, Image.Image]:
-    """Files, or a digit that has ink in its middle: a three."""
+    """The files, or a digit with ink in its middle: a three."""
     if images is not None:
         return given_images(images, len(images))
     name, image = list(given_images(None, 10).items())[3]
@@ -116,7 +113,7 @@ def _pictures(images: Sequence[Path] | None) -> dict[str, Image.Image]:
 def heatmap(
     subject: Subject, image: Image.Image, place: tuple[float, float], layer: int | str
 ) -> Heatmap:
-    """The row of the patch at a place of the image; the attention matrix is never formed."""
+    """The attention of the patch at a place, without the whole attention matrix."""
     classifier = subject.classifier
     layers = subject.record(image)
     try:
@@ -139,7 +136,7 @@ def heatmap(
 
 
 def draw(maps: Sequence[Heatmap], name: str) -> Any:
-    """The figure: a column for each model, the image above and its heads below."""
+    """A column for each model, the image above and its heads below."""
     heads = max(len(one.weights) for one in maps)
     figure, axes = panels(len(maps), 1 + heads, PANEL, PANEL + 0.15)
     for column, one in zip(axes.T, maps):
@@ -157,7 +154,7 @@ def draw(maps: Sequence[Heatmap], name: str) -> Any:
                 color="white",
                 markersize=12,
                 markeredgewidth=2,
-                path_effects=[withStroke(linewidth=4, foreground="black")],
+                path_effects=[patheffects.withStroke(linewidth=4, foreground="black")],
             )
             ax.set(xticks=[], yticks=[], xlim=(0, 1), ylim=(1, 0))
             for spine in ax.spines.values():
@@ -173,8 +170,8 @@ def draw(maps: Sequence[Heatmap], name: str) -> Any:
 
 
 def _overlay(ax: Any, image: Tensor, weights: Tensor) -> None:
-    """Weights (H, W) in colour on the image in grey; below it their colours, lowest to highest."""
-    # In greys from 1/4 to 3/4, which leave the colours legible.
+    """Draws weights (H, W) in colour on the image in grey, with a scale below."""
+    # Greys from 1/4 to 3/4 leave the colours legible.
     ax.imshow(image.mean(-1), cmap="gray", vmin=-0.5, vmax=1.5, extent=_WHOLE)
     finite = weights[weights.isfinite()]
     lowest, highest = (finite.min().item(), finite.max().item()) if len(finite) else (0.0, 0.0)
@@ -189,12 +186,12 @@ def _overlay(ax: Any, image: Tensor, weights: Tensor) -> None:
 
 
 def _short(weight: float) -> str:
-    """As in 0.012 and 3.4e-5."""
+    """Two digits, such as 0.012 or 3.4e-5."""
     small = 0 < abs(weight) < 1e-3
     text = f"{weight:.1e}".replace("e-0", "e-") if small else f"{weight:.2g}"
     return text.replace("-", "\N{MINUS SIGN}", 1) if weight < 0 else text
 
 
 def _safe(name: str) -> str:
-    """For a file: digits[12] becomes digits-12."""
+    """As part of a file's name: digits[12] becomes digits-12."""
     return re.sub(r"[^\w-]+", "-", name).strip("-") or "image"

@@ -1,7 +1,7 @@
 """`softmaxfree figures newton`: how fast each method comes to the inverse, stage by stage."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...errors import UserError
+from ...imports import Names, import_modules
 from ...layers.attention import SoftmaxFreeAttention
 from ...ops.inverse import INVERSES, Inverse
 from ...ops.matrices import add_ridge
@@ -25,7 +26,7 @@ METHODS: dict[str, tuple[str, str, str]] = {
     "cholesky": ("cholesky: auto on CPUs, ridge", "#009E73", ":"),
     "exact": ("exact: eigendecomposition", "#999999", ":"),
 }
-"""What each is called, its colour and its line; a dotted one takes no steps."""
+"""By name: the label, colour and line of each. A dotted line is a method without steps."""
 
 ENOUGH = 1e-3
 MOST_STEPS = 30
@@ -33,7 +34,7 @@ IMAGES = 20
 
 
 class Curve(NamedTuple):
-    """Residuals of one method in one stage after 1, 2, ... steps, over all its matrices."""
+    """Residuals of one method in one stage after 1, 2, ... steps, over all matrices."""
 
     stage: str
     method: str
@@ -43,10 +44,16 @@ class Curve(NamedTuple):
 
     @property
     def steps(self) -> int | None:
-        """After which the mean is at most 1e-3, and stays so."""
+        """The number of steps from which on the mean stays at 1e-3 or less."""
         above = [k for k, value in enumerate(self.mean, 1) if not value <= ENOUGH]
         last = max(above, default=0)
         return None if last == len(self.mean) else last + 1
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """One for each number of steps."""
+        for steps, values in enumerate(zip(self.mean, self.lowest, self.highest), 1):
+            about = {"stage": self.stage, "method": self.method, "steps": steps}
+            yield about | dict(zip(("mean", "lowest", "highest"), values))
 
 
 def residual(a: Tensor, x: Tensor) -> Tensor:
@@ -55,10 +62,10 @@ def residual(a: Tensor, x: Tensor) -> Tensor:
     return norm(a @ x @ a - a) / norm(a)
 
 
-def curves(matrices: Mapping[str, Tensor], most_steps: int = MOST_STEPS) -> Iterable[Curve]:
-    """Of stacks (..., m, m) of landmark matrices in float64 by stage.
+def curves(matrices: Mapping[str, Tensor], most_steps: int = MOST_STEPS) -> Iterator[Curve]:
+    """Yields the curves of stacks (..., m, m) of landmark matrices in float64, by stage.
 
-    What a method with a ridge inverts is A with its ridge, so that is what it is compared with.
+    The residual of a method with a ridge is that of A with its ridge, which it inverts.
     """
     for stage, a in matrices.items():
         for method in METHODS:
@@ -82,7 +89,7 @@ def curves(matrices: Mapping[str, Tensor], most_steps: int = MOST_STEPS) -> Iter
 def landmark_matrices(
     subject: Subject, images: Iterable[Any], size: int | None = None
 ) -> dict[str, Tensor]:
-    """Landmark matrices A of all images, layers and heads, (count, m, m) in float64, by stage."""
+    """The landmark matrices of all images, layers and heads, (count, m, m) in float64, by stage."""
     found: dict[str, list[Tensor]] = {}
     for image in images:
         for name, record in subject.record(image, size).items():
@@ -103,32 +110,56 @@ def stage_of(layer: str) -> str:
     return f"stage {int(number[1]) + 1}" if number else "all layers"
 
 
-def run(ckpt: Path | None, images: Sequence[Path] | None, size: int | None, out: Path) -> None:
-    """Draws it, writes the numbers, and says how many steps are enough."""
+def draw_newton(
+    ckpt: Path | None = None,
+    images: list[Path] | None = None,
+    size: int | None = None,
+    out: Path = Path("figures"),
+    modules: Names = None,
+) -> None:
+    """Draw how fast each method converges to the inverse, stage by stage.
+
+    |A X A - A| / |A| of the landmark matrices A of a model against the number of steps, mean and
+    range over images, layers and heads, in float64. Prints how many steps reach 1e-3.
+
+    Args:
+        ckpt: A run's last.ckpt, of a classifier with SOFT or SOFT++; default: the SOFT++ model
+            that comes with the package.
+        images: Image files, such as [cat.jpg,dog.jpg]; default: 20 handwritten digits.
+        size: Side to resize images to; default: as in training.
+        out: Folder for newton.png, newton.svg and newton.csv.
+        modules: Python modules to import first, which register attentions of your own.
+    """
+    import_modules(modules)
     (subject,) = subjects([ckpt] if ckpt else None, size, embedded=["softpp"])
     matrices = landmark_matrices(subject, given_images(images, IMAGES).values(), size)
     found = list(curves(matrices))
     figure, (axes,) = panels(len(matrices), height=4.1)
     for ax, (stage, a) in zip(axes, matrices.items()):
-        for curve in found:
-            if curve.stage != stage:
-                continue
-            label, color, line = METHODS[curve.method]
-            steps = range(1, len(curve.mean) + 1)
-            ax.plot(steps, _drawn(curve.mean), color=color, linestyle=line, label=label)
-            ax.fill_between(
-                steps, _drawn(curve.lowest), _drawn(curve.highest), color=color, alpha=0.08, lw=0
-            )
-        ax.axhline(ENOUGH, color="black", linewidth=0.6)
-        ax.set(yscale="log", ylim=(1e-17, 5), xlim=(1, MOST_STEPS), xlabel="steps k")
+        _draw_curves(ax, [curve for curve in found if curve.stage == stage])
         ax.set_title(f"{stage}, m = {a.shape[-1]}")
-        ax.grid(alpha=0.3)
     axes[0].set_ylabel("|A Aₖ A − A| / |A|")  # noqa: RUF001
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2 if len(axes) < 3 else 3)
-    save(figure, _rows(found), out / "newton")
+    save(figure, [row for curve in found for row in curve.rows()], out / "newton")
     print(f"\nSteps until |A X A - A| / |A| is {ENOUGH:g} or less, mean over images and heads:\n")
     print(steps_table(found))
+
+
+def _draw_curves(ax: Any, found: Sequence[Curve]) -> None:
+    for curve in found:
+        label, color, line = METHODS[curve.method]
+        # An exact 0 has no place on a logarithmic axis.
+        mean, lowest, highest = (
+            [max(value, 1e-17) for value in values]
+            for values in (curve.mean, curve.lowest, curve.highest)
+        )
+        steps = range(1, len(mean) + 1)
+        ax.plot(steps, mean, color=color, linestyle=line, label=label)
+        ax.fill_between(steps, lowest, highest, color=color, alpha=0.08, lw=0)
+    ax.axhline(ENOUGH, color="black", linewidth=0.6)
+    ax.set(yscale="log", ylim=(1e-17, 5), xlim=(1, MOST_STEPS), xlabel="steps k")
+    ax.grid(alpha=0.3)
 
 
 def steps_table(found: Sequence[Curve]) -> str:
@@ -143,25 +174,3 @@ def steps_table(found: Sequence[Curve]) -> str:
             cells = [str(curve.steps or f"more than {len(curve.mean)}") for curve in own]
         rows.append([label, *cells])
     return table(["method", *stages], rows)
-
-
-def _drawn(values: Sequence[float]) -> list[float]:
-    """An exact 0 has no place on a logarithmic axis."""
-    return [max(value, 1e-17) for value in values]
-
-
-def _rows(found: Iterable[Curve]) -> list[dict[str, Any]]:
-    return [
-        {
-            "stage": curve.stage,
-            "method": curve.method,
-            "steps": steps,
-            "mean": mean,
-            "lowest": lowest,
-            "highest": highest,
-        }
-        for curve in found
-        for steps, (mean, lowest, highest) in enumerate(
-            zip(curve.mean, curve.lowest, curve.highest), 1
-        )
-    ]

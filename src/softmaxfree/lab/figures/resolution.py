@@ -1,7 +1,7 @@
 """`softmaxfree figures resolution`: accuracy against the size of test images.
 
-SOFT sums over tokens, of which a larger image has more: below its accuracy stands the strength of
-its attention, which foretells where accuracy is lost.
+SOFT sums over tokens, and a larger image has more of them. The strength of attention, drawn below
+the accuracy, tells where accuracy is lost.
 """
 
 import warnings
@@ -9,9 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib as mpl
 import torch
-from matplotlib.ticker import LogLocator, NullLocator
 from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
@@ -20,26 +18,27 @@ from ...analysis.diagnosis import MOST_GROWTH, diagnose
 from ...analysis.hooks import evaluating
 from ...data.sources import Source, open_source
 from ...errors import UserError
+from ...imports import Names, import_modules
 from ...layers.attention import SoftmaxFreeAttention
 from ..pictures import style
 from ..results import table
-from .drawing import panels, save
+from .drawing import panels, plt, save, ticker
 from .subject import Subject, subjects
 
-EMBEDDED = ("softpp", "soft", "softmax")
-"""What is compared if no checkpoints are given."""
+COMPARED = ("softpp", "soft", "softmax")
+"""The digit models of the default figure."""
 
 FACTORS = (1 / 2, 3 / 4, 1, 5 / 4, 3 / 2, 2, 3, 4)
-"""Sides in units of that of training, if no sizes are given."""
+"""Default sides of the images, in units of the training size."""
 
 DIAGNOSED = 4
-"""Images that the strength of attention is measured on."""
+"""The number of images that the strength of attention is measured on."""
 
 _CHUNK = 64
-"""Images that are read, and scored by all models at all sizes, at a time."""
+"""Images that are read at a time, and scored by all models at all sizes."""
 
 _PIXELS = 8 * 224**2
-"""Of the images that are in the model at a time."""
+"""Pixels of a batch."""
 
 
 class Growth(NamedTuple):
@@ -77,23 +76,30 @@ class Point(NamedTuple):
         }
 
 
-def run(
-    ckpts: Sequence[Path] | None,
-    sizes: Sequence[int] | None,
-    root: str | None,
-    split: str,
-    out: Path,
-) -> list[Point]:
-    """Scores every model at every size, draws the figure and prints the table.
+def draw_resolution(
+    ckpts: list[Path] | None = None,
+    sizes: list[int] | None = None,
+    root: str | None = None,
+    split: str = "val",
+    out: Path = Path("figures"),
+    modules: Names = None,
+) -> None:
+    """Draw accuracy against the size of test images, with the strength of attention below it.
+
+    The strength is |A Z A| of SOFT and SOFT++, see `diagnose`, in units of that at the training
+    size: mean and range over the layers. Prints the numbers too. The default takes 2 minutes.
 
     Args:
-        ckpts: Runs' checkpoints; the embedded SOFT++, SOFT and softmax if None.
-        sizes: Sides of images; from half of to four times that of training if None.
-        root: Folder with a folder of images for each class; the held-out digits if None.
-        split: Its part that is tested with.
-        out: Folder for the files.
+        ckpts: Runs' checkpoints, such as [a/last.ckpt,b/last.ckpt]; default: the digit models
+            with SOFT++, SOFT and softmax that come with the package.
+        sizes: Sides of images; default: half of to four times the training size.
+        root: Folder with a folder of images for each class; default: the held-out digits.
+        split: The part of the data to test with.
+        out: Folder for resolution.png, resolution.svg and resolution.csv.
+        modules: Python modules to import first, which register attentions of your own.
     """
-    found = subjects(ckpts, embedded=EMBEDDED)
+    import_modules(modules)
+    found = subjects(ckpts, embedded=COMPARED)
     source = _labelled_images(root, split)
     classes = [_class_numbers(subject, source) for subject in found]
     chosen = [_sizes(subject, sizes) for subject in found]
@@ -104,9 +110,8 @@ def run(
     for i, size in tqdm(cases, desc="strength of attention", unit="size", leave=False):
         strength = growth(found[i], size, some)
         points.append(Point(found[i].title, size, accuracies[i, size], images, strength))
-    save(draw(found, points), [point.row() for point in points], out / "resolution")
+    save(drawn(found, points), [point.row() for point in points], out / "resolution")
     print(_table(points))
-    return points
 
 
 def accuracy(
@@ -115,15 +120,15 @@ def accuracy(
     source: Source,
     classes: Sequence[Sequence[int]],
 ) -> tuple[dict[tuple[int, int], float], int]:
-    """The part of the images whose class is found, by (subject's number, size); how many they are.
+    """Accuracies by (number of the model, size), and the number of images.
 
     Images that cannot be read are named and left out.
 
     Args:
         found: Models.
-        sizes: Of each of them.
+        sizes: For each model, the sides of the images.
         source: Labelled images.
-        classes: For each model, its number of each of the source's classes.
+        classes: For each model, its class numbers of the source's classes.
     """
     right = {(i, size): 0 for i, of_subject in enumerate(sizes) for size in of_subject}
     scored = 0
@@ -142,7 +147,7 @@ def accuracy(
 
 
 def growth(subject: Subject, size: int, images: Sequence[Image.Image]) -> Growth | None:
-    """How strong softmax-free attention is at a size, to what it is at that of training."""
+    """How strong softmax-free attention is at a size, in units of the training size's."""
     model = subject.classifier.model
     if not any(isinstance(part, SoftmaxFreeAttention) for part in model.modules()):
         return None
@@ -154,10 +159,10 @@ def growth(subject: Subject, size: int, images: Sequence[Image.Image]) -> Growth
     return Growth(layers.log().mean().exp().item(), layers.min().item(), layers.max().item())
 
 
-def draw(found: Sequence[Subject], points: Sequence[Point]) -> Any:
+def drawn(found: Sequence[Subject], points: Sequence[Point]) -> Any:
     """Accuracy and, of softmax-free attention, its strength below."""
     measured = any(point.growth is not None for point in points)
-    with mpl.rc_context({"font.size": 11}):
+    with plt.rc_context({"font.size": 11}):
         figure, axes = panels(1, 2 if measured else 1, 6.4, 3.0)
         upper, lower = axes[0, 0], axes[-1, 0]
         for ax in axes.flat:
@@ -200,8 +205,8 @@ def _axis_of_accuracy(ax: Any, found: Sequence[Subject]) -> None:
 
 def _axis_of_strength(ax: Any) -> None:
     ax.set(yscale="log", ylabel="strength of attention\n(times that in training)")
-    ax.yaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), major_formatter="{x:g}")
-    ax.yaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set(major_locator=ticker.LogLocator(subs=(1, 2, 5)), major_formatter="{x:g}")
+    ax.yaxis.set_minor_locator(ticker.NullLocator())
     ax.axhspan(1 / MOST_GROWTH, MOST_GROWTH, color="black", alpha=0.08, lw=0)
     told = f"within a factor of {MOST_GROWTH:g}"
     _label(ax, told, (1, 1 / MOST_GROWTH), ("axes fraction", "data"), "right")
@@ -217,7 +222,7 @@ def _label(
 
 
 def _style(subject: Subject, found: Sequence[Subject]) -> dict[str, Any]:
-    """That of the method; several models of one method differ in their lines."""
+    """The method's style; several models of one method differ in their lines."""
     same = [other.title for other in found if other.attention == subject.attention]
     line = ("-", "--", "-.", ":")[same.index(subject.title) % 4]
     return style(subject.attention) | {"linestyle": line}
@@ -233,7 +238,7 @@ def _labelled_images(root: str | None, split: str) -> Source:
 
 
 def _class_numbers(subject: Subject, source: Source) -> list[int]:
-    """What a model's numbers of the data's classes are: those of the same names."""
+    """The model's number of each class of the data, found by name."""
     known = subject.classifier.classes
     if source.classes is None:
         raise UserError(
@@ -255,7 +260,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _sizes(subject: Subject, sizes: Sequence[int] | None) -> list[int]:
-    """Those given, or usual ones that the model takes; in order."""
+    """The sizes given, or the default ones that the model accepts, in order."""
     if sizes is not None:
         if not sizes or min(sizes) < 1:
             raise UserError(f"--sizes must be sides of 1 pixel or more, got {list(sizes)}")
@@ -277,7 +282,7 @@ def _sizes(subject: Subject, sizes: Sequence[int] | None) -> list[int]:
 
 
 def _refusal(subject: Subject, size: int) -> str | None:
-    """Why a model does not take images of a side; None if it does."""
+    """Why a model rejects images of a size, or None."""
     model = subject.classifier.model
     try:
         with evaluating(model):
@@ -288,7 +293,7 @@ def _refusal(subject: Subject, size: int) -> str | None:
 
 
 def _readable(source: Source, indices: Sequence[int]) -> Iterator[tuple[Image.Image, int]]:
-    """Images and their classes; those that cannot be read are named."""
+    """Yields images with their classes, and prints the names of those that cannot be read."""
     for index in indices:
         try:
             yield source.load(index)
@@ -298,7 +303,7 @@ def _readable(source: Source, indices: Sequence[int]) -> Iterator[tuple[Image.Im
 
 
 def _some(source: Source) -> list[Image.Image]:
-    """A few images, from all over the data."""
+    """A few images from all over the data."""
     found: list[Image.Image] = []
     step = max(1, len(source) // DIAGNOSED)
     for index in (i for first in range(step) for i in range(first, len(source), step)):
@@ -314,7 +319,7 @@ def _some(source: Source) -> list[Image.Image]:
 def _hits(
     subject: Subject, size: int, images: Sequence[Image.Image], targets: Sequence[int]
 ) -> int:
-    """How many of the images the model finds the class of; where it is not finite, of none."""
+    """The number of images whose class the model finds; logits must be finite to count."""
     classifier, right = subject.classifier, 0
     at_once = max(1, _PIXELS // size**2)
     with evaluating(classifier.model):

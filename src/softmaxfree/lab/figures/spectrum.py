@@ -15,6 +15,7 @@ from ...analysis.attention_record import AttentionRecord
 from ...analysis.measures import largest_eigenvalue
 from ...analysis.rows import chosen_layer
 from ...errors import UserError
+from ...imports import Names, import_modules
 from ...layers.attention import SoftmaxFreeAttention
 from ...ops.inverse import INVERSES
 from ...ops.kernel import kernel_matrix
@@ -25,12 +26,25 @@ from .drawing import panels, save
 from .subject import Subject, given_images, subjects
 
 SIDES = [7, 10, 14, 18, 24, 32]
-"""Of grids of landmarks, for which images are enlarged."""
+"""Sides of the grids of landmarks; images are enlarged to get them."""
 SHOWN = 14
-"""The one whose eigenvalues are drawn."""
+"""The side of the grid whose eigenvalues are drawn."""
 IMAGES = 4
 STEPS = 20
-"""Of the paper's iteration."""
+"""Steps of the paper's iteration."""
+
+METHODS = {"soft": ("SOFT", "A⁺"), "softpp": ("SOFT++", "D⁻¹ᐟ²A⁺D⁻¹ᐟ²")}
+NORMS = {
+    "soft": "|A^+|",
+    "softpp": "|D^-1/2 A^+ D^-1/2|",
+    "soft_attention": "|A A^+ A|",
+    "softpp_attention": "|A D^-1/2 A^+ D^-1/2 A|",
+}
+"""What is measured of each matrix."""
+PAPER = {"soft": 2, "softpp": 1}
+"""The paper's exponents of the norms of the inverse."""
+LINES = {"exact": "-", "newton": "--"}
+MARKERS = {"exact": "+", "newton": "."}
 
 
 class Point(NamedTuple):
@@ -40,25 +54,20 @@ class Point(NamedTuple):
     head: int
     m: int
     inverse: str
-    """How A^+ is computed: `exact`, or by steps of the paper's iteration, `newton`."""
+    """How A^+ is computed: `exact`, or with the paper's iteration, `newton`."""
     full_rank: bool
-    """No eigenvalue of A is lost in float64's rounding; if one is, it is left out of A^+."""
+    """Whether float64 resolves all eigenvalues of A. A^+ leaves out those it does not."""
     soft: float
-    """|A^+|."""
     softpp: float
-    """|D^-1/2 A^+ D^-1/2|."""
     soft_attention: float
-    """|A A^+ A|, attention among the landmarks."""
     softpp_attention: float
-    """|A D^-1/2 A^+ D^-1/2 A|."""
 
 
 def landmark_matrix(subject: Subject, image: Image.Image, layer: int | str, side: int) -> Tensor:
-    """A of a layer in float64, (heads, m, m), of an image so large that m is about side^2.
+    """The landmark matrix of a layer, (heads, m, m), with the image resized so that m ~ side^2.
 
-    Landmarks are as many as the model makes of an image of that size, and as it makes them.
-    Their kernel is not the layer's own: in float32 its rounding is all there is to see of the
-    smallest eigenvalues.
+    The model makes the landmarks as ever; their kernel is computed in float64, because float32
+    rounds away the smallest eigenvalues.
     """
     record = chosen_layer(subject.record(image), layer)
     if not isinstance(record.attention, SoftmaxFreeAttention):
@@ -79,13 +88,13 @@ def landmark_matrix(subject: Subject, image: Image.Image, layer: int | str, side
 
 @torch.no_grad()
 def _landmarks_of(record: AttentionRecord) -> Tensor:
-    """As they are compared, (1, heads, m, d)."""
+    """The landmarks as the kernel gets them, (1, heads, m, d)."""
     assert isinstance(record.attention, SoftmaxFreeAttention)
     return record.attention.landmarks(record.q, record.k, record.layout)[0]
 
 
 def points(name: str, matrices: Iterable[Tensor]) -> Iterator[Point]:
-    """Of an image's landmark matrices (heads, m, m), of several m."""
+    """Yields the norms of an image's landmark matrices (heads, m, m), one for each m."""
     for a in matrices:
         eigenvalues = torch.linalg.eigvalsh(a)  # (heads, m)
         lost = torch.finfo(a.dtype).eps * a.shape[-1] * eigenvalues[:, -1]
@@ -117,13 +126,32 @@ def mean_norms(
 
 
 def growth(found: Iterable[Point], inverse: str, quantity: str) -> float | None:
-    """The p of norm ~ m^p; None where fewer than two sizes have full rank."""
+    """The p of norm ~ m^p, or None if fewer than two sizes have full rank."""
     sizes, means = mean_norms(found, inverse, quantity)
     return exponent(sizes, means) if len(sizes) > 1 else None
 
 
-def run(ckpt: Path | None, images: Sequence[Path] | None, layer: int | str, out: Path) -> None:
-    """Draws it, writes the numbers and says how the norms grow."""
+def draw_spectrum(
+    ckpt: Path | None = None,
+    images: list[Path] | None = None,
+    layer: int | str = 0,
+    out: Path = Path("figures"),
+    modules: Names = None,
+) -> None:
+    """Draw the eigenvalues of a landmark matrix, and how the norm of its inverse grows.
+
+    Spectral norms of A^+ and of D^-1/2 A^+ D^-1/2 against the number of landmarks m, from
+    49 to 1,024, with the fitted exponents beside the paper's m^2 and m.
+
+    Args:
+        ckpt: A run's last.ckpt, of a classifier with SOFT or SOFT++; default: the SOFT++ model
+            that comes with the package.
+        images: Image files, such as [cat.jpg,dog.jpg]; default: 4 handwritten digits.
+        layer: A number in the order in which layers run, or a name.
+        out: Folder for spectrum.png, spectrum.svg and spectrum.csv.
+        modules: Python modules to import first, which register attentions of your own.
+    """
+    import_modules(modules)
     (subject,) = subjects([ckpt] if ckpt else None, embedded=["softpp"])
     given = given_images(images, IMAGES)
     found: list[Point] = []
@@ -143,17 +171,9 @@ def run(ckpt: Path | None, images: Sequence[Path] | None, layer: int | str, out:
     axes[2].set(title="attention among landmarks", ylabel="spectral norm")
     for ax in axes:
         ax.grid(alpha=0.3)
-    save(
-        figure, [*_eigenvalue_rows(shown), *(point._asdict() for point in found)], out / "spectrum"
-    )
+    rows = [*_eigenvalue_rows(shown), *(point._asdict() for point in found)]
+    save(figure, rows, out / "spectrum")
     print(growth_table(found))
-
-
-METHODS = {"soft": ("SOFT", "A⁺"), "softpp": ("SOFT++", "D⁻¹ᐟ²A⁺D⁻¹ᐟ²")}
-LINES = {"exact": "-", "newton": "--"}
-MARKERS = {"exact": "+", "newton": "."}
-PAPER = {"soft": 2, "softpp": 1}
-"""The paper's exponents of the norms of what is inverted."""
 
 
 def _draw_eigenvalues(ax: Any, shown: dict[str, Tensor]) -> None:
@@ -206,14 +226,8 @@ def _eigenvalue_rows(shown: dict[str, Tensor]) -> list[dict[str, Any]]:
 
 def growth_table(found: Sequence[Point]) -> str:
     """The fitted exponents beside the paper's."""
-    quantities = {
-        "soft": "|A^+|",
-        "softpp": "|D^-1/2 A^+ D^-1/2|",
-        "soft_attention": "|A A^+ A|",
-        "softpp_attention": "|A D^-1/2 A^+ D^-1/2 A|",
-    }
     rows = []
-    for quantity, title in quantities.items():
+    for quantity, title in NORMS.items():
         powers = [growth(found, inverse, quantity) for inverse in LINES]
         cells = ["-" if power is None else _rounded(power, 2) for power in powers]
         rows.append([title, *cells, str(PAPER.get(quantity, "-"))])
@@ -224,5 +238,5 @@ def growth_table(found: Sequence[Point]) -> str:
 
 
 def _rounded(power: float, digits: int) -> str:
-    """Without the sign of what is 0 when rounded."""
+    """Rounded, with 0.0 in place of -0.0."""
     return f"{round(power, digits) + 0.0:.{digits}f}"

@@ -1,4 +1,4 @@
-"""What figures are drawn of: trained models and images, given or embedded."""
+"""The trained models and the images of a figure: given by the user, or the package's own."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,25 +12,28 @@ from ...data.image_files import check_size, read_image
 from ...data.paths import shown
 from ...data.sources import Digits
 from ...errors import UserError
+from ...imports import needs
 from ...layers.attention import SoftmaxFreeAttention
 from ...layers.multihead import MultiHeadAttention
 from ...layers.registry import ATTENTIONS, attention_class
-from ...tasks.embedded import EMBEDDED, embedded_classifier
-from ...tasks.predict import Classifier, read_run_checkpoint
 from ..bench.contestants import find
+
+with needs("train", "a figure"):
+    from ...tasks.embedded import EMBEDDED, embedded_classifier
+    from ...tasks.predict import Classifier, read_run_checkpoint
 
 
 class Subject(NamedTuple):
-    """A trained model with a name and a colour."""
+    """A trained model with its title and its attention."""
 
     title: str
-    """Such as SOFT++, for people."""
+    """Such as SOFT++."""
     attention: str
-    """Such as softpp, the name of a colour."""
+    """Such as softpp, for the colour."""
     classifier: Classifier
 
     def record(self, image: Image.Image, size: int | None = None) -> dict[str, AttentionRecord]:
-        """The attentions of a forward pass, by the layers' names."""
+        """The attention of every layer in a forward pass, by the layers' names."""
         with evaluating(self.classifier.model), recorded_attention(self.classifier.model) as layers:
             self.classifier.model(self.classifier.tensor(image, size))
         return layers
@@ -39,16 +42,18 @@ class Subject(NamedTuple):
 def subjects(
     ckpts: Sequence[Path] | None, size: int | None = None, embedded: Sequence[str] = EMBEDDED
 ) -> list[Subject]:
-    """Those of the runs' checkpoints, or the embedded ones with the attentions named.
+    """The models of runs' checkpoints, or models of digits that come with the package.
 
     Args:
         ckpts: Files such as a run's last.ckpt, of classifiers.
-        size: Side to resize images to; as in training if not given.
-        embedded: Of `EMBEDDED`, where no checkpoints are given.
+        size: Side to resize images to; default: as in training.
+        embedded: Attentions of models of digits, for when no checkpoints are given; those that are
+            not here are left out.
     """
     check_size(size)
     if ckpts is None:
-        return [_subject(embedded_classifier(name, size)) for name in embedded]
+        here = [name for name in embedded if name in EMBEDDED]
+        return [_subject(embedded_classifier(name, size)) for name in here]
     if not ckpts:
         raise UserError("--ckpts is empty; name files, or leave it out for the embedded models")
     found = []
@@ -71,7 +76,7 @@ def _subject(classifier: Classifier) -> Subject:
 
 
 def _told_apart(found: list[Subject], ckpts: Sequence[Path]) -> list[Subject]:
-    """Those of one attention have their runs' names in their titles, or numbers."""
+    """Adds the runs' names, or numbers, to titles that several models have."""
     titles = [subject.title for subject in found]
     for label in (lambda i: ckpts[i].absolute().parent.name, lambda i: str(i + 1)):
         common = {title for title in titles if titles.count(title) > 1}
@@ -80,7 +85,7 @@ def _told_apart(found: list[Subject], ckpts: Sequence[Path]) -> list[Subject]:
 
 
 def attention_name(classifier: Classifier) -> str:
-    """The attention of a model's first layers, by its name in the table."""
+    """The name of the attention of a model's first layer."""
     parts = classifier.model.modules()
     first = next((part for part in parts if isinstance(part, MultiHeadAttention)), None)
     if first is None:
@@ -95,9 +100,9 @@ def attention_name(classifier: Classifier) -> str:
 
 
 def given_images(paths: Sequence[Path] | None, count: int) -> dict[str, Image.Image]:
-    """Images by name: the files', or held-out digits, of which there is one of each class first.
+    """Images by name: those of files, or held-out digits, first one of each class.
 
-    A name that an earlier file has is numbered.
+    The name of a second file of one name gets a number.
     """
     if paths is not None:
         if not paths:

@@ -1,38 +1,31 @@
-"""What is trained: models by name, the same recipe and steps for all."""
+"""The models that are compared, by name; all are trained with the same recipe."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from ...errors import DivergedError
-from ...files import write_atomically
 from ...models.build import build_model
-from ..bench.trained import TrainedRun, config
 
 RECIPE = "reproduction/cifar10.yaml"
 CLASSES, SIDE = 10, 32
-"""What it trains for."""
+"""Of CIFAR-10."""
 SEEDS = (0, 1, 2)
 SIZES = ("32", "48", "64")
-"""Sides of test images that resolutions are compared at; that of training first."""
-GUESSING = 1 / CLASSES
-"""The accuracy of a run that came to nothing."""
+"""Sides of the test images, in pixels; the training size first."""
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """A model, as `softmaxfree fit` is told of it."""
+    """A model, in the terms of `softmaxfree fit`."""
 
     attention: str | None = None
     tie_qk: bool | None = None
     options: dict[str, Any] = field(default_factory=dict)
     backbone: str = "softpp_nano"
     all_sizes: bool = False
-    """Score it at all of SIZES, which takes as long as half of the training."""
+    """Score it at all of `SIZES`, which takes half as long as the training."""
 
     def build(self) -> nn.Module:
         return build_model(
@@ -40,7 +33,7 @@ class Contestant:
         )
 
     def arguments(self) -> list[str]:
-        """Of `softmaxfree fit`, beside the recipe."""
+        """The arguments of `softmaxfree fit` beside the recipe."""
         given: dict[str, Any] = {
             "--model.backbone": self.backbone if self.backbone != "softpp_nano" else None,
             "--model.attention": self.attention,
@@ -52,7 +45,7 @@ class Contestant:
 
 
 _PLAIN_GRID = {"img_size": SIDE, "patch_size": 4, "embed_dim": 80, "depth": 5, "num_heads": 5}
-"""Without a pyramid, at the cost of softpp_nano."""
+"""A model without a pyramid that costs as much as softpp_nano."""
 _VIT: dict[str, Any] = {
     "backbone": "vit_tiny_patch16_224",
     "options": _PLAIN_GRID | {"dynamic_img_size": True},
@@ -87,10 +80,10 @@ CONTESTANTS: dict[str, Contestant] = {
     "gaussian, normalised": Contestant(
         "gaussian", options={"attention_options": {"normalize": True}}
     ),
-    "softpp, 16 tokens": Contestant(options={"num_landmarks": 16}, all_sizes=True),
-    "soft, 16 tokens": Contestant("soft", options={"num_landmarks": 16}, all_sizes=True),
-    "softpp, 4 tokens": _softpp(num_landmarks=4),
-    "softpp, 64 tokens": _softpp(num_landmarks=64),
+    "softpp, 16 landmarks": Contestant(options={"num_landmarks": 16}, all_sizes=True),
+    "soft, 16 landmarks": Contestant("soft", options={"num_landmarks": 16}, all_sizes=True),
+    "softpp, 4 landmarks": _softpp(num_landmarks=4),
+    "softpp, 64 landmarks": _softpp(num_landmarks=64),
     "softmax, tied": Contestant("softmax", tie_qk=True),
     "ViT": Contestant(**_VIT),
     "ViT, tied": Contestant(tie_qk=True, **_VIT),
@@ -106,12 +99,12 @@ CONTESTANTS: dict[str, Contestant] = {
     "softpp, newton, 5 steps": _softpp(inverse="newton", iters=5),
     "softpp, backtrack, 20 steps": _softpp(inverse="backtrack", iters=20),
     "softpp, no pyramid": Contestant(backbone="softpp_vit_small", options=_PLAIN_GRID),
-    # Beyond the paper. A smaller hidden layer pays for what a gate or more tokens cost.
+    # Beyond the paper. A smaller hidden layer pays for a gate or for more landmarks.
     "softpp, pre-norm": _softpp(pre_norm=True),
     "softpp, position by convolution": _softpp(position="conv"),
     "softpp, gated": _softpp(attention_options={"gate": True}, mlp_ratios=3.5),
     "softpp, value kernels by channel": _softpp(attention_options={"value_conv_per_channel": True}),
-    "softpp, more tokens": _softpp(num_landmarks=36, mlp_ratios=3.5),
+    "softpp, more landmarks": _softpp(num_landmarks=36, mlp_ratios=3.5),
     "softx": _softpp(
         pre_norm=True,
         position="conv",
@@ -125,59 +118,4 @@ CONTESTANTS: dict[str, Contestant] = {
         mlp_ratios=3.0,
     ),
 }
-"""By what tables call them."""
-
-
-@dataclass(frozen=True)
-class ContestantRun(TrainedRun):
-    """One whose result is kept in a file of its own: a run that has one is not trained again.
-
-    It may diverge, which is a result: it scores as guessing does.
-    """
-
-    record: Path
-
-    def train(self, threads: int) -> None:
-        told = self.told()
-        if self.record.is_file():
-            self.refuse_another(told)
-            return
-        try:
-            super().train(threads)
-        except DivergedError as error:
-            told = super().told()
-            told |= {"diverged": str(error), "scores": {"accuracy": dict.fromkeys(SIZES, GUESSING)}}
-        else:
-            told = super().told()
-        self.record.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.record, json.dumps(told, indent=1) + "\n")
-
-    def told(self) -> dict[str, Any]:
-        return json.loads(self.record.read_text()) if self.record.is_file() else super().told()
-
-
-def contestant_runs(
-    name: str,
-    runs: Path,
-    records: Path,
-    arguments: Sequence[str] = (),
-    seeds: Sequence[int] = SEEDS,
-) -> list[ContestantRun]:
-    """One for each seed. Experiments that have a contestant in common share its runs.
-
-    Args:
-        name: In `CONTESTANTS`.
-        runs: Folder of all runs.
-        records: Folder of what they came to.
-        arguments: Further ones, the same for all contestants.
-        seeds: Of the runs.
-    """
-    folder, chosen = name.replace(", ", "-").replace(" ", "_"), CONTESTANTS[name].arguments()
-    return [
-        ContestantRun(
-            runs / f"{folder}-{seed}",
-            (config(RECIPE), *chosen, f"--seed_everything={seed}", *arguments),
-            records / f"{folder}-{seed}.json",
-        )
-        for seed in seeds
-    ]
+"""By their names in the tables."""

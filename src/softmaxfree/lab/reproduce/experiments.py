@@ -1,6 +1,8 @@
-"""What the paper claims, and which runs would show it."""
+"""The paper's claims, and the contestants whose runs can show them."""
 
 from typing import NamedTuple
+
+from ..paper import LINEARISATION
 
 
 class Claim(NamedTuple):
@@ -9,9 +11,9 @@ class Claim(NamedTuple):
     higher: str
     lower: str
     paper: str
-    """Where it says so, with its numbers."""
+    """The paper's numbers, or its words."""
     score: str = "accuracy@32"
-    """Of both, with the side of the test images in pixels."""
+    """What is compared; the number is the side of the test images in pixels."""
 
 
 class Experiment(NamedTuple):
@@ -26,11 +28,13 @@ class Experiment(NamedTuple):
 
 
 def _linearisation(suffix: str = "") -> tuple[Claim, ...]:
-    paper = {"softmax": 80.0, "linformer": 78.2, "performer": 76.1, "nystromformer": 80.1}
+    def top1(name: str) -> str:
+        return f"{LINEARISATION[name]['top1']}"
+
     return tuple(
-        Claim(ours + suffix, other + suffix, f"80.9 over {accuracy}")
+        Claim(ours + suffix, other + suffix, f"{top1(ours)} over {top1(other)}")
         for ours in ("softpp", "soft")
-        for other, accuracy in paper.items()
+        for other in ("softmax", "linformer", "performer", "nystromformer")
     )
 
 
@@ -66,7 +70,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         tuple(
             Claim(f"softpp{suffix}", f"soft{suffix}", paper, f"accuracy@{size}")
             for size, paper in ((48, "82.6 over 33.7 at 1.7x"), (64, "80.2 over 0.14 at 2.3x"))
-            for suffix in ("", ", 16 tokens")
+            for suffix in ("", ", 16 landmarks")
         ),
     ),
     "tied": Experiment(
@@ -80,8 +84,8 @@ EXPERIMENTS: dict[str, Experiment] = {
     "landmarks": Experiment(
         "The number of landmarks",
         (
-            Claim("softpp, 16 tokens", "softpp, 4 tokens", "80.9 at 49 over 80.5 at 36"),
-            Claim("softpp, 16 tokens", "softpp, 64 tokens", "80.9 at 49 over 80.4 at 81"),
+            Claim("softpp, 16 landmarks", "softpp, 4 landmarks", "80.9 at 49 over 80.5 at 36"),
+            Claim("softpp, 16 landmarks", "softpp, 64 landmarks", "80.9 at 49 over 80.4 at 81"),
         ),
     ),
     "samplers": Experiment(
@@ -119,7 +123,7 @@ EXPERIMENTS: dict[str, Experiment] = {
                 "softpp, position by convolution",
                 "softpp, gated",
                 "softpp, value kernels by channel",
-                "softpp, more tokens",
+                "softpp, more landmarks",
                 "softpp, plain landmarks",
                 "softx",
                 "softx, what gained alone",

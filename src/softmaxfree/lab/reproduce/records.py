@@ -1,0 +1,94 @@
+"""Training runs of the contestants, and `runs.jsonl` with a line for each finished run."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import DivergedError
+from ...files import append, write_atomically
+from ..bench.trained import TrainedRun, config
+from .contestants import CLASSES, CONTESTANTS, RECIPE, SEEDS, SIZES
+
+Record = dict[str, Any]
+"""What a run wrote about itself (run.json), with its contestant and seed."""
+
+
+def read_records(path: Path) -> dict[tuple[str, int], Record]:
+    """All finished runs by contestant and seed. A line that a kill tore is skipped."""
+    found: dict[tuple[str, int], Record] = {}
+    for line in path.read_text().splitlines() if path.is_file() else ():
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        found[record["contestant"], record["seed"]] = record
+    return found
+
+
+def sort_records(path: Path) -> None:
+    """Writes the file anew, ordered by contestant and seed."""
+    records = sorted(read_records(path).items())
+    if records:
+        write_atomically(path, "".join(f"{json.dumps(record)}\n" for _, record in records))
+
+
+@dataclass(frozen=True)
+class ContestantRun(TrainedRun):
+    """The run of one seed. A run that has a record is not trained again.
+
+    A run that diverges is a result too: it scores as guessing does.
+    """
+
+    contestant: str
+    seed: int
+    records: Path
+
+    def train(self, threads: int) -> None:
+        if recorded := self._recorded():
+            self.refuse_another(recorded)
+            return
+        outcome: Record = {}
+        try:
+            super().train(threads)
+        except DivergedError as error:
+            guessing = dict.fromkeys(SIZES, 1 / CLASSES)
+            outcome = {"diverged": str(error), "scores": {"accuracy": guessing}}
+        about = {"contestant": self.contestant, "seed": self.seed}
+        append(self.records, json.dumps(about | super().told() | outcome).encode())
+
+    def told(self) -> Record:
+        return self._recorded() or super().told()
+
+    def _recorded(self) -> Record | None:
+        return read_records(self.records).get((self.contestant, self.seed))
+
+
+def contestant_runs(
+    name: str,
+    runs: Path,
+    records: Path,
+    arguments: Sequence[str] = (),
+    seeds: Sequence[int] = SEEDS,
+) -> list[ContestantRun]:
+    """One run for each seed. Experiments that have a contestant in common share its runs.
+
+    Args:
+        name: A name in `CONTESTANTS`.
+        runs: Folder of all runs.
+        records: The file with a line for each finished run.
+        arguments: Further arguments of `softmaxfree fit`, the same for all contestants.
+        seeds: The seeds.
+    """
+    folder, chosen = name.replace(", ", "-").replace(" ", "_"), CONTESTANTS[name].arguments()
+    return [
+        ContestantRun(
+            runs / f"{folder}-{seed}",
+            (config(RECIPE), *chosen, f"--seed_everything={seed}", *arguments),
+            name,
+            seed,
+            records,
+        )
+        for seed in seeds
+    ]

