@@ -3,10 +3,7 @@
 import csv
 import inspect
 import json
-import os
 import re
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -21,7 +18,6 @@ import torch
 
 from softmaxfree.cli import COMMANDS, Command, Group
 from softmaxfree.errors import UserError
-from softmaxfree.files import write_atomically
 from softmaxfree.lab.bench import attention, claims, contestants, memory, models, speed, steps
 from softmaxfree.lab.bench.attention import Preset, bench_attention
 from softmaxfree.lab.bench.complexity import complexity
@@ -29,7 +25,6 @@ from softmaxfree.lab.bench.contestants import CPU, OPERATIONS, PACKAGES, VARIANT
 from softmaxfree.lab.bench.models import ComparedModel
 from softmaxfree.lab.bench.runner import Plan, memory_of_call
 from softmaxfree.lab.measure import Timing, exponent, in_fresh_process, time_interleaved
-from softmaxfree.lab.results import compare, comparison, read, result, table
 from softmaxfree.layers.registry import ATTENTIONS
 from softmaxfree.models.cost import cost
 
@@ -136,23 +131,6 @@ def test_layers_and_packages_over_n(
     assert len(again["rows"]) == 10
     ratios = [line.split()[-1] for line in printed.split("Against")[1].splitlines()[3:13]]
     assert set(ratios) != {"1.00"}, "compared with itself: the file was written over first"
-
-
-def test_a_comparison_names_what_changed_and_what_is_missing(tmp_path: Path) -> None:
-    before = [{"name": "a", "forward_s": 2.0}, {"name": "gone", "forward_s": 1.0}]
-    now = [{"name": "a", "forward_s": 1.0}, {"name": "new", "forward_s": 3.0}]
-    changes = compare(now, before, ["name"])
-    assert [(c["name"], c["ratio"]) for c in changes] == [("a", 0.5), ("gone", None), ("new", None)]
-    path = tmp_path / "earlier.json"
-    path.write_text(json.dumps(result("x", before) | {"threads": -1}))
-    text = comparison(result("x", now), read(path), ["name"])
-    assert "Note: threads differ from the earlier run's." in text
-    path.write_text("[]")
-    with pytest.raises(ValueError, match="is not a result of this command"):
-        read(path)
-    path.write_bytes(b"\xff")
-    with pytest.raises(ValueError, match="is not a result in JSON"):
-        read(path)
 
 
 @pytest.mark.parametrize(
@@ -272,46 +250,6 @@ def test_the_papers_complexity_formula() -> None:
         assert row["newton"] > row["auto"]
         if row["n"] >= 3136:
             assert row["auto"] == pytest.approx(3 * row["n"] * row["m"] * row["d"], rel=0.15)
-
-
-def test_a_kill_leaves_whole_files(tmp_path: Path) -> None:
-    path = tmp_path / "result.json"
-    script = f"""
-from pathlib import Path
-from softmaxfree.files import write_atomically
-while True:
-    for letter in "ab":
-        write_atomically(Path({str(path)!r}), letter * 5_000_000)
-        print(letter, flush=True)
-"""
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    process.stdout.readline()
-    time.sleep(0.2)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    content = path.read_text()
-    assert len(content) == 5_000_000
-    assert len(set(content)) == 1
-
-
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "result.json"
-    write_atomically(path, "old")
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
-        with pytest.raises(UserError, match="disk full"):
-            write_atomically(path, "new")
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_tables_align() -> None:
-    text = table(["name", "ms"], [["a", "1.5"], ["longer", "10.0"]])
-    assert text.splitlines() == ["name      ms", "------  ----", "a        1.5", "longer  10.0"]
-    assert table(["name", "ms"], [["a", "1.5"]], markdown=True).splitlines()[1] == "| :--- | --: |"
 
 
 def test_models_against_a_peer(

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -69,33 +69,19 @@ class Setting:
 CPU = Setting()
 
 
-@dataclass(frozen=True)
-class Ready:
-    """A contestant with its input.
-
-    call: The forward pass.
-    leaves: Tensors that training computes gradients of.
-    last: Those of the last layer.
-    """
+class Ready(NamedTuple):
+    """A contestant with its input: the forward pass, and tensors that training differentiates."""
 
     call: Callable[[], Tensor]
     leaves: list[Tensor]
-    last: list[Tensor]
 
     def forward(self) -> None:
         with torch.no_grad():
             self.call()
 
-    def train(self) -> None:
-        self._backward(self.leaves)
-
-    def train_last(self) -> None:
-        """Stops the backward pass after the last layer, when all activations are still kept."""
-        self._backward(self.last)
-
-    def _backward(self, leaves: list[Tensor]) -> None:
+    def training(self) -> None:
         out = self.call()
-        torch.autograd.grad(out, leaves, torch.ones_like(out), allow_unused=True)
+        torch.autograd.grad(out, self.leaves, torch.ones_like(out), allow_unused=True)
 
 
 @dataclass(frozen=True)
@@ -134,7 +120,7 @@ def operation(
         q, v = (setting.tensor(*shape, generator=generator) for _ in range(2))
         landmarks = q[:, :, torch.linspace(0, case.n - 1, case.m).long()].clone()
         leaves = [x.requires_grad_() for x in (q, v, landmarks)]
-        return Ready(lambda: function(*leaves), leaves, leaves)
+        return Ready(lambda: function(*leaves), leaves)
 
     def error() -> float:
         generator = torch.Generator().manual_seed(0)
@@ -164,7 +150,10 @@ Build = Callable[[Case], nn.Module]
 
 
 def _ready_layers(build: Build, case: Case, setting: Setting) -> Ready:
-    """One layer, or several with residual connections."""
+    """One layer, or several with residual connections.
+
+    The backward pass through several layers stops after the last, when memory is largest.
+    """
     torch.manual_seed(0)
     dtype = getattr(torch, setting.dtype)
     layers = [build(case).to(setting.device, dtype) for _ in range(case.layers)]
@@ -179,8 +168,7 @@ def _ready_layers(build: Build, case: Case, setting: Setting) -> Ready:
             out = out + layer(out)
         return out
 
-    parameters = [parameter for layer in layers for parameter in layer.parameters()]
-    return Ready(call, [x, *parameters], list(layers[-1].parameters()))
+    return Ready(call, [*([x] if case.layers == 1 else []), *layers[-1].parameters()])
 
 
 TITLES = {
@@ -370,17 +358,12 @@ def verified(names: list[str] | None) -> list[str]:
     return names
 
 
-def prepare(name: str, case: Case, kind: str, setting: Setting) -> Callable[[], object]:
-    """The call that is measured: `forward`, or `training` with a backward pass.
-
-    The backward pass through several layers stops after the last one, when memory is largest.
-    """
+def prepare(name: str, case: Case, kind: str, setting: Setting) -> Callable[[], None]:
+    """The call that is measured: `forward`, or `training` with a backward pass."""
 
     def call(case: Case) -> Callable[[], None]:
         ready = find(name).ready(case, setting)
-        if kind == "forward":
-            return ready.forward
-        return ready.train if case.layers == 1 else ready.train_last
+        return ready.forward if kind == "forward" else ready.training
 
     call(Case(1, case.heads, 196, case.m, case.d))()  # loads libraries and their buffers
     return call(case)

@@ -137,7 +137,7 @@ def _core(numbers: dict[str, float]) -> Iterator[Promise]:
             numbers, "forward", _both_ways(f"core {where}", ready.forward), repeats=15, seconds=5
         )
         both, rate_both = _timed(
-            numbers, "forward and backward", _both_ways(f"core {where}", ready.train),
+            numbers, "forward and backward", _both_ways(f"core {where}", ready.training),
             repeats=15, seconds=5,
         )  # fmt: skip
         long = case.n >= 3136
