@@ -573,7 +573,7 @@ def test_heads_of_another_width_are_refused() -> None:
         (
             "original",
             {"num_landmarks": 49},
-            "the original attention has no options; leave out tokens",
+            "the original attention has no options; leave out num_landmarks",
         ),
     ],
     ids=["name", "option", "model's", "weights'", "name's", "value", "original"],

@@ -96,7 +96,7 @@ def test_landmarks_are_of_windows_of_4_or_as_many_as_asked_for(
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="a sequence has 91 tokens, but the model is built for 90"):
         classifier("softpp")(torch.ones(1, 91, dtype=torch.int64))
-    with pytest.raises(ValueError, match="attention 'softmax' has no tokens"):
+    with pytest.raises(ValueError, match="attention 'softmax' has no num_landmarks"):
         classifier("softmax", {"num_landmarks": 8})
     with pytest.raises(ValueError, match="unknown attention 'sotf'"):
         classifier("sotf")
