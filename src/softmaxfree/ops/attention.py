@@ -106,15 +106,9 @@ def softmax_free_attention(
     Returns:
         (..., n, e), in v's type. Leading axes are broadcast.
     """
+    inverse = Inverse.checked(method, iters, ridge)
     return landmark_attention(
-        q,
-        k,
-        v,
-        landmarks,
-        Inverse.checked(method, iters, ridge),
-        normalize=normalize,
-        mask=mask,
-        landmark_mask=landmark_mask,
+        q, k, v, landmarks, inverse, normalize=normalize, mask=mask, landmark_mask=landmark_mask
     )
 
 
@@ -162,7 +156,7 @@ def landmark_attention(
     scale = token_scale(q.shape[-1])
     own_scale = scale if landmark_scale is None else landmark_scale
     with without_autocast(queries):
-        if landmark_mask is None and _solves(inverse.method, *tokens, landmarks):
+        if landmark_mask is None and _solves(inverse.method, landmarks, tokens):
             landmarks = stack(_rescaled(landmarks, own_scale, scale))
             out = _solve_each(tokens, landmarks, scale, inverse, normalize)
         else:
@@ -213,15 +207,13 @@ def _dropped_to_mean(tokens: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask.unsqueeze(-1), tokens, tokens.detach().sum(-2, keepdim=True) / count)
 
 
-def _solves(method: str, *tensors: Tensor | None) -> bool:
+def _solves(method: str, landmarks: Tensor, tokens: Tokens) -> bool:
     """Whether to solve with a factor of A and not to invert A: faster with many landmarks."""
-    landmarks = tensors[-1]
-    assert landmarks is not None
     return (
         method in ("auto", "cholesky")
         and is_readable(landmarks)
         and landmarks.shape[-2] > 128
-        and not any(x is not None and is_wrapped(x) for x in tensors)
+        and not any(x is not None and is_wrapped(x) for x in tokens)
     )
 
 
@@ -229,9 +221,9 @@ def _solve_each(
     tokens: Tokens, landmarks: Tensor, scale: float, inverse: Inverse, normalize: bool
 ) -> Tensor:
     """One matrix after the other: at this size each fills the cache by itself."""
-    q, k, v = (x if x is None else x.flatten(0, 1).unsqueeze(0) for x in tokens)
-    assert q is not None
-    assert v is not None
+    q, k, v = tokens
+    q, v = q.flatten(0, 1).unsqueeze(0), v.flatten(0, 1).unsqueeze(0)
+    k = None if k is None else k.flatten(0, 1).unsqueeze(0)
     results = []
     for i, some in enumerate(landmarks.split(1)):
         a = kernel_matrix(some, scale=scale)

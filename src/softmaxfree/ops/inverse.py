@@ -30,7 +30,7 @@ Method = Callable[[Tensor, int, Ridge], Tensor]
 
 
 def pinv(a: Tensor, method: str = "auto", iters: int = 20, ridge: float | None = None) -> Tensor:
-    """Moore-Penrose inverse of symmetric positive semi-definite matrices, each by itself.
+    """Moore-Penrose inverse of symmetric positive semi-definite matrices, each on its own.
 
     Args:
         a: (..., m, m).
@@ -276,11 +276,9 @@ def _newton_step(a: Tensor, z: Tensor) -> Tensor:
     return 2 * z - z @ a @ z
 
 
-def definite(a: Tensor, iters: int, ridge: Ridge) -> Tensor:
+@closed_form_gradient
+def _definite(a: Tensor, iters: int, ridge: Ridge) -> Tensor:
     return choose(a).inverse(a, ridge, definite=True)
-
-
-_definite = closed_form_gradient(definite)
 
 
 def inverse_of_definite(a: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ everything, to the same numbers within rounding. SOFTMAXFREE_NATIVE=0 leaves it 
 
 The functions are called through ctypes and are not `torch.library.custom_op`s: they write into
 parts of existing memory, are built without torch's headers, and are never traced; and a call
-through the dispatcher takes several times as long.
+through the dispatcher takes 8 us in place of 0.5.
 """
 
 import ctypes

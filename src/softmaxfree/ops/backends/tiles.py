@@ -110,7 +110,18 @@ def stacks_of(q: Tensor, k: Tensor | None, tile_tokens: int) -> list[Stack]:
 
 
 class Factor:
-    """P between some tokens and the landmarks: products with it, and the gradient of them."""
+    """P between some tokens and the landmarks: products with it, and their gradient.
+
+    Args:
+        kernel: Computes a tile.
+        tokens: (images, heads, n, d).
+        landmarks: Those of all matrices.
+        largest_stack: Matrices in the largest part of the stack.
+        tile_tokens: Tokens in a tile, counted over the matrices of a part.
+        keep: Whether to store all kernel values for the backward pass, if they are few enough.
+        kept: The kernel values that the forward pass stored.
+        role: Name of the memory for kernel values that are not stored.
+    """
 
     def __init__(
         self,
@@ -129,14 +140,13 @@ class Factor:
         self.complete = kept is not None
         if kept is None and keep and b * m * n * tokens.element_size() <= _STORED_BYTES:
             kept = tokens.new_empty(b, m * n)
-        self.kept = kept
-        """All kernel values, (b, m * n): tile after tile, each of them (m, tokens)."""
+        self.kept = kept  # (b, m * n): tile after tile, each of them (m, tokens)
         stack_bytes = largest_stack * m * n * tokens.element_size()
         self.holds_stack = kept is not None or len(self.spans) == 1 or stack_bytes <= _STORED_BYTES
         if kept is None:  # room for one stack, or for one tile
             count = n if self.holds_stack else self.spans[0][1]
             self.buffer = scratch(role, tokens, largest_stack, m * count)
-        self.held: Stack | None = None  # whose kernel values are there
+        self.held: Stack | None = None  # the part whose kernel values are in the buffer
 
     def contract(self, stack: Stack, values: Tensor, out: Tensor) -> Tensor:
         """P^T V: values (images, heads, n, e) -> out (size of the stack, m, e)."""
