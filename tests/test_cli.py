@@ -42,7 +42,7 @@ def process(*words: str) -> subprocess.CompletedProcess[str]:
 def test_without_arguments_it_shows_help() -> None:
     done = softmaxfree()
     assert done.returncode == 0
-    assert "Measure speed and memory." in done.stdout
+    assert "measure speed and memory" in done.stdout
 
 
 @pytest.mark.slow

@@ -30,7 +30,6 @@ ORDER = [
     "deploy",
     "training",
     "lab",
-    "commands",
     "cli",
 ]
 """Each may import from those before it, and from itself."""

@@ -113,7 +113,7 @@ def test_runs_of_all_recipes_are_read_whole(name: str, command: str) -> None:
         ("model/init_args/dict_kwargs", {"a": 1}, "--model.dict_kwargs"),
         ("config", "other.yaml", "--config"),
         ("out", "/tmp/elsewhere", "--out"),
-        ("ckpt_path", "other.ckpt", "--ckpt_path"),
+        ("checkpoint", "other.ckpt", "--checkpoint"),
     ],
 )
 def test_what_is_not_plain_is_given_again(place: str, value: Any, option: str) -> None:

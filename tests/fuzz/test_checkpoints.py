@@ -111,7 +111,7 @@ def payloads(canary: str) -> list[Any]:
 TOP = ("trainer", "model", "data")
 PLACES = [
     *((name,) for name in (
-        *TOP, "modules", "config", "out", "ckpt_path", "save_every", "seed_everything",
+        *TOP, "modules", "config", "out", "checkpoint", "save_every", "seed_everything",
         "print_config", "optimizer", "lr_scheduler", "unknown",
     )),
     *(("trainer", name) for name in (
@@ -158,10 +158,10 @@ def put(values: Any, place: tuple[str, ...], value: Any) -> None:
 
 COMMANDS: dict[str, Callable[[Path], object]] = {
     "predict": lambda path: predict([Path("image.png")], path),
-    "validate": lambda path: run("validate", ["--ckpt_path", str(path)]),
-    "test": lambda path: run("test", ["--ckpt_path", str(path)]),
+    "validate": lambda path: run("validate", ["--checkpoint", str(path)]),
+    "test": lambda path: run("test", ["--checkpoint", str(path)]),
     "fit": lambda path: run(
-        "fit", ["--ckpt_path", str(path), "--out", "out", "--trainer.max_steps=1"]
+        "fit", ["--checkpoint", str(path), "--out", "out", "--trainer.max_steps=1"]
     ),
     "figures": lambda path: heatmap([path], [Path("image.png")], (0.5, 0.5), 0, None, Path("out")),
     "explore": lambda path: available_models([path]),

@@ -25,14 +25,14 @@ def test_it_tells_what_is_best_and_how_to_set_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     threads = torch.get_num_threads()
-    cli.main(["doctor", "--out", str(tmp_path / "found.json")])
+    cli.main(["doctor", "--out", str(tmp_path)])
     assert torch.get_num_threads() == threads
     shown = capsys.readouterr().out
     assert f"torch {torch.__version__}" in shown
     assert "cpu, torch" in shown
     assert "right" in shown
     assert "compiled code: not built" in shown
-    found = json.loads((tmp_path / "found.json").read_text())
+    found = json.loads((tmp_path / "doctor.json").read_text())
     assert found["errors"]["cpu, torch"] < 1e-5
     assert "1" in found["threads_s"]
     lines = shown[shown.index("    trainer:") : shown.index("\nwritten")]
@@ -48,7 +48,7 @@ def test_it_tells_what_is_best_and_how_to_set_it(
 
 @pytest.mark.usefixtures("compiled")
 def test_the_compiled_code_is_tested_too(capsys: pytest.CaptureFixture[str]) -> None:
-    assert doctor.run()
+    doctor.doctor()
     shown = capsys.readouterr().out
     assert "cpu, compiled" in shown
     assert "native-" in shown

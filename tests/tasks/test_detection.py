@@ -152,7 +152,7 @@ def test_a_run_is_trained_scored_and_used(
         "example.png", ".lock",
     }  # fmt: skip
 
-    run("validate", ["--ckpt_path", "run/last.ckpt", "--model.results", "found.json"])
+    run("validate", ["--checkpoint", "run/last.ckpt", "--model.results", "found.json"])
     printed = capsys.readouterr().out
     assert f"val/{prefix}AP50 " in printed
     results = json.loads(Path("found.json").read_text())
@@ -179,7 +179,7 @@ def test_a_run_is_trained_scored_and_used(
         assert drawn.shape == before.shape
         assert (drawn != before).any()
 
-    with pytest.raises(ValueError, match="finds objects, for which there is no --top"):
+    with pytest.raises(ValueError, match="finds objects, and takes no --top"):
         predict([Path("run/example.png")], Path("run/last.ckpt"), top=3)
     with pytest.raises(ValueError, match="--threshold must be from 0 to 1, got 50"):
         predict([Path("run/example.png")], Path("run/last.ckpt"), threshold=50)

@@ -14,7 +14,6 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 
 from softmaxfree.data.label_maps import IGNORE, open_label_maps
 from softmaxfree.data.segmentation import SegmentationBatch
-from softmaxfree.lab.bench.runs import run as put_side_by_side
 from softmaxfree.lab.measure import in_fresh_process, peak_memory
 from softmaxfree.models.build import build_model
 from softmaxfree.tasks import Segmentation
@@ -23,6 +22,7 @@ from softmaxfree.tasks.segmentation import pixel_loss, scores_of
 from softmaxfree.tasks.windows import places, sliding_logits
 from softmaxfree.training.command import run
 from softmaxfree.training.log import read_metrics
+from softmaxfree.training.runs import compare_runs
 
 TINY: dict[str, Any] = {
     "num_classes": 11,
@@ -152,9 +152,9 @@ def test_a_run_is_trained_scored_and_used(
     assert printed.splitlines()[-1] == f"held-out mIoU: {told['mIoU'] * 100:.1f} %"
     assert Path("run/run.png").exists()
 
-    run("validate", ["--ckpt_path", "run/last.ckpt"])
+    run("validate", ["--checkpoint", "run/last.ckpt"])
     assert f"val/mIoU{'':16}{told['mIoU']:.4f}" in capsys.readouterr().out
-    put_side_by_side([Path("run")], None)
+    compare_runs([Path("run")], None)
     header, _, line = (text.split() for text in capsys.readouterr().out.splitlines())
     assert header[-2:] == ["mIoU", "pixel_accuracy"]
     assert line[-2:] == [f"{told[name]:.3f}" for name in ("mIoU", "pixel_accuracy")]
@@ -173,7 +173,7 @@ def test_a_run_is_trained_scored_and_used(
     assert values.max() < 11
     assert len(np.unique(values)) == len(shares)
     assert overlay.width > image.width  # the legend is beside it
-    with pytest.raises(ValueError, match="finds classes of pixels, for which there is no --top"):
+    with pytest.raises(ValueError, match="finds classes of pixels, and takes no --top"):
         predict([Path("run/example.png")], Path("run/last.ckpt"), top=3)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..environment import hardware, versions
+from ..errors import UserError
 from ..files import write_atomically
 from ..ops import native, softmax_free_attention
 from ..ops.inverse import INVERSES
@@ -29,8 +30,16 @@ TOLERANCE = 1e-4
 Found = dict[str, float]
 
 
-def run(out: Path | None = None) -> bool:
-    """Checks and measures; prints what was found and lines for a config; whether all is right."""
+def doctor(out: Path | None = None) -> None:
+    """Say what this machine does best, and whether it computes right (half a minute).
+
+    Versions and devices, a self-test against float64, the fastest inverse, number of threads,
+    order of memory and precision; and the lines to put into a shell and a config. Ends with an
+    error if the self-test fails.
+
+    Args:
+        out: Folder to write doctor.json to; none if not given.
+    """
     found: dict[str, Any] = {"hardware": hardware(), "versions": versions()}
     found["load"] = os.getloadavg()[0] / (os.cpu_count() or 1)
     found["native"] = str(native.path()) if native.library() else None
@@ -46,9 +55,10 @@ def run(out: Path | None = None) -> bool:
         found[name] = part()
     print(report(found))
     if out is not None:
-        write_atomically(out, json.dumps(found, indent=1) + "\n")
-        print(f"\nwritten: {out}")
-    return all(error <= TOLERANCE for error in found["errors"].values())
+        write_atomically(out / "doctor.json", json.dumps(found, indent=1) + "\n")
+        print(f"\nwritten: {out}/doctor.json")
+    if any(error > TOLERANCE for error in found["errors"].values()):
+        raise UserError("the self-test failed: do not trust results on this machine")
 
 
 def devices() -> list[str]:

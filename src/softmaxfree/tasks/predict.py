@@ -1,10 +1,11 @@
-"""What is on images, by a run's checkpoint: their classes, objects, or those of all pixels."""
+"""`softmaxfree predict`: classes, objects or labelled pixels of images, by a run's checkpoint."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
+from jsonargparse import ArgumentParser
 from PIL import Image
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from ..data.image_files import check_resized, check_size, read_image
 from ..data.transforms import evaluation_transform
 from ..errors import UserError, user_file, visible
 from ..files import write_atomically, write_picture
+from ..imports import MODULES, Names, import_modules
 from ..models.build import build_model
 from ..models.checkpoints import check_archive, check_tensors
 from ..trust import built, model_arguments, preparation
@@ -102,42 +104,74 @@ def read_run_checkpoint(path: Path) -> dict[str, Any]:
     return checkpoint
 
 
+def predict(arguments: list[str]) -> None:
+    """Parses the command line of `softmaxfree predict`."""
+    parser = ArgumentParser(
+        prog="softmaxfree predict",
+        description="Say what is on images, with a run's checkpoint; draw what a detector finds.",
+    )
+    # Without a type: jsonargparse requires UTF-8 of typed values, and file names may be anything.
+    parser.add_argument("images", nargs="+", help="Files of images.")
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        required=True,
+        help="Checkpoint of a run: last.ckpt or best.ckpt.",
+    )
+    parser.add_argument("--top", type=int | None, help="Number of classes to show; 5.")
+    parser.add_argument("--threshold", type=float | None, help="Lowest score of an object; 0.5.")
+    parser.add_argument(
+        "--size", type=int | None, help="Side of images in pixels; as in training if not given."
+    )
+    parser.add_argument(
+        "--out", type=Path | None, help="Folder to write pictures of the objects to; predictions."
+    )
+    parser.add_argument("--json", type=Path | None, help="File to write what was found to.")
+    parser.add_argument("--modules", type=Names, help=MODULES)
+    given = parser.parse_args(arguments)
+    import_modules(given.modules)
+    images = [Path(name) for name in given.images]
+    run(images, given.checkpoint, given.top, given.size, given.json, given.threshold, given.out)
+
+
 def run(
     images: list[Path],
-    ckpt: Path,
+    checkpoint: Path,
     top: int | None = None,
     size: int | None = None,
     target: Path | None = None,
     threshold: float | None = None,
     out: Path | None = None,
 ) -> None:
-    """Says what is on each file, by whatever the checkpoint was trained for.
+    """Says what is on each image: classes, objects or labels, as the checkpoint was trained.
 
     Args:
-        top: Classes to show for each image.
-        size: Side, of a detector the shorter one, to resize to; as in training if not given.
+        images: Files of images.
+        checkpoint: A run's checkpoint.
+        top: Number of classes to show for each image.
+        size: Side, for a detector the shorter one, to resize to; as in training if not given.
         target: File to write what was found to, as JSON.
-        threshold: Score from which an object is shown.
+        threshold: Lowest score of an object that is shown.
         out: Folder for drawings of the objects.
     """
     check_size(size)
-    checkpoint = read_run_checkpoint(ckpt)
-    if not isinstance(checkpoint.get("hyper_parameters"), dict):
-        checkpoint = {}
-    if "images" in checkpoint:
-        _refuse(ckpt, "classes", {"--threshold": threshold, "--out": out})
-        found = _classify(images, Classifier(checkpoint, size), 5 if top is None else top)
-    elif "objects" in checkpoint:
-        _refuse(ckpt, "objects", {"--top": top})
+    content = read_run_checkpoint(checkpoint)
+    if not isinstance(content.get("hyper_parameters"), dict):
+        content = {}
+    if "images" in content:
+        _refuse(checkpoint, "classes", {"--threshold": threshold, "--out": out})
+        found = _classify(images, Classifier(content, size), 5 if top is None else top)
+    elif "objects" in content:
+        _refuse(checkpoint, "objects", {"--top": top})
         out = out or Path("predictions")
         target = target or out / "objects.json"
-        found = _find(images, ObjectFinder(checkpoint, size), threshold, out)
-    elif "labels" in checkpoint:
-        _refuse(ckpt, "classes of pixels", {"--top": top, "--threshold": threshold})
-        found = _label(images, Labeller(checkpoint, size), out or Path("predictions"))
+        found = _find(images, ObjectFinder(content, size), threshold, out)
+    elif "labels" in content:
+        _refuse(checkpoint, "classes of pixels", {"--top": top, "--threshold": threshold})
+        found = _label(images, Labeller(content, size), out or Path("predictions"))
     else:
         raise UserError(
-            f"{ckpt} is no checkpoint that can predict; "
+            f"{checkpoint} is no checkpoint that can predict; "
             "give the last.ckpt that `softmaxfree fit` writes"
         )
     if target:
@@ -145,10 +179,10 @@ def run(
         print(f"written: {target}")
 
 
-def _refuse(ckpt: Path, what: str, options: dict[str, Any]) -> None:
+def _refuse(checkpoint: Path, what: str, options: dict[str, Any]) -> None:
     for name, value in options.items():
         if value is not None:
-            raise UserError(f"{ckpt} finds {what}, for which there is no {name}: leave it out")
+            raise UserError(f"{checkpoint} finds {what}, and takes no {name}: leave it out")
 
 
 def _classify(images: list[Path], classifier: Classifier, top: int) -> dict[str, Any]:

@@ -171,15 +171,15 @@ def next_commands(
     found = []
     checkpoint = read_run_checkpoint(folder / "last.ckpt")
     if example:
-        found.append(f"predict {shlex.quote(str(example))} --ckpt {last}{own}")
+        found.append(f"predict {shlex.quote(str(example))} --checkpoint {last}{own}")
     if example and "images" in checkpoint:
-        ckpts, images = (shlex.quote(f"[{path}]") for path in (folder / "last.ckpt", example))
-        found.append(f"figures heatmap --ckpts {ckpts} --images {images}{own}")
+        files, images = (shlex.quote(f"[{path}]") for path in (folder / "last.ckpt", example))
+        found.append(f"figures heatmap --checkpoints {files} --images {images}{own}")
         size = checkpoint["images"]["size"]
         sizes = shlex.quote(f"[{size},{size * 3 // 2},{size * 2}]")
-        found.append(f"validate --ckpt_path {last} --data.eval_sizes {sizes}{given}{own}")
+        found.append(f"validate --checkpoint {last} --data.eval_sizes {sizes}{given}{own}")
     else:
-        found.append(f"validate --ckpt_path {last}{given}{own}")
+        found.append(f"validate --checkpoint {last}{given}{own}")
     return [f"{program()} {command}" for command in found]
 
 

@@ -52,8 +52,12 @@ nano, vit: have no figures in the paper. nano is measured at 32 x 32. softx is n
 SOFT and SOFT++ differ in nothing that is counted here but the inverse of the fudan models."""
 
 
-def run(out: Path | None) -> dict[str, Any]:
-    """Measures every variant, prints the table, and writes it where asked to."""
+def models(out: Path | None = None) -> dict[str, Any]:
+    """List every backbone: parameters and multiply-adds, beside the paper's figures.
+
+    Args:
+        out: Folder to write models.json, models.csv and models.md to; none if not given.
+    """
     names = sorted(filter(_is_ours, timm.list_models("soft*")), key=_order)
     variants: list[tuple[str, dict[str, Any], Figures]] = [
         (name, {}, PAPER.get(name.split("_", 1)[1], (None, None))) for name in names

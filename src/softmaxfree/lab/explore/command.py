@@ -6,7 +6,7 @@ from ...imports import Names, import_modules, needs
 
 
 def explore(
-    ckpts: list[Path] | None = None,
+    checkpoints: list[Path] | None = None,
     host: str = "127.0.0.1",
     port: int = 7860,
     modules: Names = None,
@@ -18,8 +18,8 @@ def explore(
     Everything stays on this machine: nothing is downloaded or sent.
 
     Args:
-        ckpts: Runs' checkpoints to choose from, such as [a/last.ckpt,b/last.ckpt], beside the
-            embedded ones.
+        checkpoints: Checkpoints of runs to choose from, such as [a/last.ckpt,b/last.ckpt], beside
+            the embedded models.
         host: Address to listen on; others than 127.0.0.1 let other machines in.
         port: Port to listen on; 0 for any that is free.
         modules: Python modules to import first, which register attentions of your own.
@@ -28,4 +28,4 @@ def explore(
         from .page import run
 
     import_modules(modules)
-    run(ckpts, host, port)
+    run(checkpoints, host, port)

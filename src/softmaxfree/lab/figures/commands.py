@@ -6,7 +6,7 @@ from ...imports import Names, import_modules, needs
 
 
 def figures_newton(
-    ckpt: Path | None = None,
+    checkpoint: Path | None = None,
     images: list[Path] | None = None,
     size: int | None = None,
     out: Path = Path("figures"),
@@ -18,22 +18,22 @@ def figures_newton(
     range over images, layers and heads, in float64; says how many steps reach 1e-3.
 
     Args:
-        ckpt: A run's last.ckpt, of a classifier with SOFT or SOFT++; the embedded SOFT++ if not
-            given.
+        checkpoint: Checkpoint of a run that trained a classifier with SOFT or SOFT++; the embedded
+            SOFT++ if not given.
         images: Files of images, such as [cat.jpg,dog.jpg]; 20 handwritten digits if not given.
-        size: Side to resize images to; as in training if not given.
-        out: Folder for newton.png, newton.svg and newton.csv.
+        size: Side of images in pixels; as in training if not given.
+        out: Folder to write newton.png, newton.svg and newton.csv to.
         modules: Python modules to import first, which register attentions of your own.
     """
     with needs("train", "a figure"):
         from .newton import run
 
     import_modules(modules)
-    run(ckpt, images, size, out)
+    run(checkpoint, images, size, out)
 
 
 def figures_spectrum(
-    ckpt: Path | None = None,
+    checkpoint: Path | None = None,
     images: list[Path] | None = None,
     layer: int | str = 0,
     out: Path = Path("figures"),
@@ -45,22 +45,22 @@ def figures_spectrum(
     49 to 1,024, with the fitted exponents beside the paper's m^2 and m.
 
     Args:
-        ckpt: A run's last.ckpt, of a classifier with SOFT or SOFT++; the embedded SOFT++ if not
-            given.
+        checkpoint: Checkpoint of a run that trained a classifier with SOFT or SOFT++; the embedded
+            SOFT++ if not given.
         images: Files of images, such as [cat.jpg,dog.jpg]; 4 handwritten digits if not given.
-        layer: Whose tokens: a number in the order in which layers run, or a name.
-        out: Folder for spectrum.png, spectrum.svg and spectrum.csv.
+        layer: Layer whose tokens are taken: a number in the order in which layers run, or a name.
+        out: Folder to write spectrum.png, spectrum.svg and spectrum.csv to.
         modules: Python modules to import first, which register attentions of your own.
     """
     with needs("train", "a figure"):
         from .spectrum import run
 
     import_modules(modules)
-    run(ckpt, images, layer, out)
+    run(checkpoint, images, layer, out)
 
 
 def figures_heatmap(
-    ckpts: list[Path] | None = None,
+    checkpoints: list[Path] | None = None,
     images: list[Path] | None = None,
     place: tuple[float, float] = (0.5, 0.5),
     layer: int | str = 0,
@@ -74,24 +74,24 @@ def figures_heatmap(
     the attention matrices are computed.
 
     Args:
-        ckpts: Runs' checkpoints, such as [a/last.ckpt,b/last.ckpt]; the embedded models with
-            SOFT++, SOFT, softmax, Performer and Nystromformer if not given.
+        checkpoints: Checkpoints of runs, such as [a/last.ckpt,b/last.ckpt]; the embedded models
+            with SOFT++, SOFT, softmax, Performer and Nystromformer if not given.
         images: Files of images, a figure each; a handwritten digit if not given.
-        place: Of the patch, from [0,0] at the upper left to [1,1], the height first.
-        layer: A number in the order in which layers run, or a name.
-        size: Side to resize images to; as in training if not given.
-        out: Folder for heatmap-IMAGE.png, .svg and .csv.
+        place: Place of the patch, from [0,0] at the upper left to [1,1], the height first.
+        layer: Layer to show: a number in the order in which layers run, or a name.
+        size: Side of images in pixels; as in training if not given.
+        out: Folder to write heatmap-IMAGE.png, .svg and .csv to.
         modules: Python modules to import first, which register attentions of your own.
     """
     with needs("train", "a figure"):
         from .heatmap import run
 
     import_modules(modules)
-    run(ckpts, images, place, layer, size, out)
+    run(checkpoints, images, place, layer, size, out)
 
 
 def figures_resolution(
-    ckpts: list[Path] | None = None,
+    checkpoints: list[Path] | None = None,
     sizes: list[int] | None = None,
     root: str | None = None,
     split: str = "val",
@@ -104,19 +104,19 @@ def figures_resolution(
     size: mean and range over the layers. Prints the numbers too. The default takes 2 minutes.
 
     Args:
-        ckpts: Runs' checkpoints, such as [a/last.ckpt,b/last.ckpt]; the embedded models with
-            SOFT++, SOFT and softmax if not given.
-        sizes: Sides of images; from half of to four times that of training if not given.
+        checkpoints: Checkpoints of runs, such as [a/last.ckpt,b/last.ckpt]; the embedded models
+            with SOFT++, SOFT and softmax if not given.
+        sizes: Sides of images in pixels; from half of to four times that of training if not given.
         root: Folder with a folder of images for each class; the held-out digits if not given.
-        split: Its part that is tested with.
-        out: Folder for resolution.png, resolution.svg and resolution.csv.
+        split: Part of it to test on.
+        out: Folder to write resolution.png, resolution.svg and resolution.csv to.
         modules: Python modules to import first, which register attentions of your own.
     """
     with needs("train", "a figure"):
         from .resolution import run
 
     import_modules(modules)
-    run(ckpts, sizes, root, split, out)
+    run(checkpoints, sizes, root, split, out)
 
 
 def figures_memory(results: Path = Path("results"), out: Path = Path("figures")) -> None:
@@ -124,7 +124,7 @@ def figures_memory(results: Path = Path("results"), out: Path = Path("figures"))
 
     Args:
         results: Folder with what `bench memory` and `models` have written.
-        out: Folder for memory.png, memory.svg and memory.csv.
+        out: Folder to write memory.png, memory.svg and memory.csv to.
     """
     with needs("plots", "a figure"):
         from .cost import run_memory
@@ -137,7 +137,7 @@ def figures_throughput(results: Path = Path("results"), out: Path = Path("figure
 
     Args:
         results: Folder with what `bench attention --preset paper` and `bench models` have written.
-        out: Folder for throughput.png, throughput.svg and throughput.csv.
+        out: Folder to write throughput.png, throughput.svg and throughput.csv to.
     """
     with needs("plots", "a figure"):
         from .cost import run_throughput

@@ -50,7 +50,9 @@ def subjects(
     if ckpts is None:
         return [_subject(embedded_classifier(name, size)) for name in embedded]
     if not ckpts:
-        raise UserError("--ckpts is empty; name files, or leave it out for the embedded models")
+        raise UserError(
+            "--checkpoints is empty; name files, or leave it out for the embedded models"
+        )
     found = []
     for path in ckpts:
         checkpoint = read_run_checkpoint(path)

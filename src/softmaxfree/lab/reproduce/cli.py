@@ -5,14 +5,13 @@ from pathlib import Path
 from jsonargparse import ArgumentParser
 
 from ...errors import UserError
-from ...imports import needs
 from ..measure import check_machine
+from .command import TITLES, run
+from .page import write_page
 
 
 def reproduce(arguments: list[str]) -> None:
-    with needs("train"):
-        from .command import TITLES, run
-        from .page import write_page
+    """Parses the command line of `softmaxfree reproduce`."""
     shown = "; ".join(f"{name}: {title.lower()}" for name, title in TITLES.items())
     parser = ArgumentParser(
         prog="softmaxfree reproduce",
@@ -21,15 +20,22 @@ def reproduce(arguments: list[str]) -> None:
         "experiments, and writes tables, pictures and verdicts with the smallest difference that "
         f"the runs could have shown. Experiments: {shown}.",
     )
-    parser.add_argument("names", nargs="*", help="Experiments.")
-    parser.add_argument("--all", action="store_true", help="All of them: 9 hours of one core.")
-    parser.add_argument("--workers", type=int, default=1, help="Runs at a time; 1.")
-    parser.add_argument("--threads", type=int, default=1, help="Threads of each; 1.")
+    parser.add_argument("names", nargs="*", help="Names of experiments.")
+    parser.add_argument(
+        "--all", action="store_true", help="Run all experiments: 9 hours of one core."
+    )
+    parser.add_argument("--workers", type=int, default=1, help="Runs at a time.")
+    parser.add_argument(
+        "--threads", type=int, default=1, help="Threads to compute with, in each run."
+    )
     parser.add_argument(
         "--runs", type=Path, default=Path("runs/reproduction"), help="Folder of the runs."
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("results/reproduction"), help="Folder for the results."
+        "--out",
+        type=Path,
+        default=Path("results/reproduction"),
+        help="Folder to write the results to.",
     )
     parser.add_argument(
         "--page", type=Path | None, help="File to write all results in --out to, as Markdown."
