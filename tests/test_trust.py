@@ -12,7 +12,7 @@ import yaml
 from softmaxfree import data, tasks
 from softmaxfree.data.base import Data
 from softmaxfree.errors import UserError, visible
-from softmaxfree.models.build import build_model
+from softmaxfree.models.build import BackboneConfig, build_model
 from softmaxfree.trust import (
     DATA,
     built,
@@ -272,9 +272,9 @@ def test_a_model_that_is_larger_than_its_weights_is_not_built() -> None:
     state = build_model("softpp_nano", 10).state_dict()
     options = {"embed_dims": [2**16] * 4, "num_heads": [1] * 4}
     with pytest.raises(UserError, match=r"tells of a model of [\d,]{14,} numbers and has"):
-        built(lambda: build_model("softpp_nano", 10, options=options), state)
+        built(lambda: build_model(BackboneConfig("softpp_nano", options=options), 10), state)
     with pytest.raises(UserError, match="no model can be built of what the checkpoint tells"):
-        built(lambda: build_model("softpp_nano", 10, options={"act": 7}), state)
+        built(lambda: build_model(BackboneConfig("softpp_nano", options={"act": 7}), 10), state)
     model = built(lambda: build_model("softpp_nano", 10), state)
     assert not model.training
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in state.items())

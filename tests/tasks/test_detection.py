@@ -19,7 +19,7 @@ from torchmetrics.detection import MeanAveragePrecision
 
 from softmaxfree.data import DetectionData
 from softmaxfree.data.scenes import Scenes, open_scenes
-from softmaxfree.models.build import build_model
+from softmaxfree.models.build import BackboneConfig, build_model
 from softmaxfree.tasks import Detection
 from softmaxfree.tasks.coco_scores import NAMES, average_precision, detections
 from softmaxfree.tasks.predict import run as predict
@@ -207,7 +207,7 @@ def test_what_is_found_on_an_image_does_not_depend_on_its_batch(tmp_path: Path) 
 def test_backbone_or_detector_start_from_a_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trained = build_model("softpp_nano", 5, options=TINY["options"])
+    trained = build_model(BackboneConfig("softpp_nano", options=TINY["options"]), 5)
     torch.save(trained.state_dict(), tmp_path / "backbone.pth")
     task = Detection(**TINY, init_from=str(tmp_path / "backbone.pth"))
     data = DetectionData(batch_size=2, num_workers=0, sizes=[64])

@@ -15,7 +15,7 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 from softmaxfree.data.label_maps import IGNORE, open_label_maps
 from softmaxfree.data.segmentation import SegmentationBatch
 from softmaxfree.lab.measure import in_fresh_process, peak_memory
-from softmaxfree.models.build import build_model
+from softmaxfree.models.build import BackboneConfig, build_model
 from softmaxfree.tasks import Segmentation
 from softmaxfree.tasks.predict import run as predict
 from softmaxfree.tasks.segmentation import pixel_loss, scores_of
@@ -251,7 +251,10 @@ def test_the_backbone_starts_from_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    torch.save(build_model("softpp_nano", 5, options=TINY["options"]).state_dict(), "backbone.pth")
+    torch.save(
+        build_model(BackboneConfig("softpp_nano", options=TINY["options"]), 5).state_dict(),
+        "backbone.pth",
+    )
     config = configuration(tmp_path, init_from="backbone.pth")
     run("fit", ["--config", str(config), "--out", "run", "--trainer.limit_val_batches=1"])
     taken = len(Segmentation(**TINY).model.body.state_dict())

@@ -13,7 +13,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from ..data import ImageData
 from ..data.samples import NOTHING, Batch
 from ..errors import UserError
-from ..models.build import build_model
+from ..models.build import BackboneConfig, build_model
 from .task import Task
 from .warm_start import Teacher, distillation_loss
 
@@ -64,7 +64,8 @@ class Classification(Task):
         super().__init__(**task)
         self.save_hyperparameters()
         self.num_classes = num_classes
-        self.model = build_model(backbone, num_classes, attention, tie_qk, drop_path, options)
+        config = BackboneConfig(backbone, attention, tie_qk, drop_path, options)
+        self.model = build_model(config, num_classes)
         self.smoothing = smoothing
         self.mix = (
             Mixup(mixup, cutmix, prob=mix_prob, label_smoothing=smoothing, num_classes=num_classes)

@@ -13,6 +13,7 @@ from ..data.detection import SceneBatch
 from ..data.scenes import Scenes
 from ..errors import UserError
 from ..files import write_atomically
+from ..models.build import BackboneConfig
 from ..models.checkpoints import read_checkpoint
 from ..models.detectors import FIRST_LABEL, build_detector
 from .coco_scores import Detection as Found
@@ -70,11 +71,17 @@ class Detection(Task):
         self.num_classes, self.learns_masks = num_classes, detector == "mask_rcnn"
         self.first_label = FIRST_LABEL[detector]
         self.model = build_detector(
-            detector, num_classes, backbone, attention, tie_qk, drop_path, options, width,
-            min_size=size, max_size=max_size, image_mean=list(mean), image_std=list(std),
+            detector,
+            num_classes,
+            BackboneConfig(backbone, attention, tie_qk, drop_path, options),
+            width,
+            min_size=size,
+            max_size=max_size,
+            image_mean=list(mean),
+            image_std=list(std),
             _skip_resize=True,  # in training: the data module has resized the images
             **(detector_options or {}),
-        )  # fmt: skip
+        )
         self.results = results
         self.found: list[Found] = []
         self.seen: list[int] = []

@@ -15,7 +15,7 @@ from ..data.transforms import evaluation_transform
 from ..errors import UserError, user_file, visible
 from ..files import write_atomically, write_picture
 from ..imports import MODULES, Names, import_modules
-from ..models.build import build_model
+from ..models.build import BackboneConfig, build_model
 from ..models.checkpoints import check_archive, check_tensors
 from ..trust import built, model_arguments, preparation
 from .predict_labels import Labeller
@@ -34,11 +34,13 @@ class Classifier:
         names = ("backbone", "num_classes", "attention", "tie_qk", "options")
         told = ("size", "mean", "std", "crop_pct", "interpolation")
         given = model_arguments("Classification", checkpoint["hyper_parameters"], names)
-        images = preparation(checkpoint["images"], given["num_classes"], *told)
-        self.model = built(lambda: build_model(**given), _weights_of_model(checkpoint))
-        self.classes: list[str] = list(
-            images.get("classes") or map(str, range(given["num_classes"]))
+        num_classes = given.pop("num_classes")
+        images = preparation(checkpoint["images"], num_classes, *told)
+        backbone = BackboneConfig(given.pop("backbone"), **given)
+        self.model = built(
+            lambda: build_model(backbone, num_classes), _weights_of_model(checkpoint)
         )
+        self.classes: list[str] = list(images.get("classes") or map(str, range(num_classes)))
         self.size = size or images["size"]
         self.mean, self.std = (torch.tensor(images[name]) for name in ("mean", "std"))
         self._crop_pct, self._interpolation = images["crop_pct"], images["interpolation"]

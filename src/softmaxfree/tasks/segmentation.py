@@ -12,6 +12,7 @@ from ..data import SegmentationData
 from ..data.label_maps import IGNORE
 from ..data.segmentation import SegmentationBatch
 from ..errors import UserError, visible
+from ..models.build import BackboneConfig
 from ..models.checkpoints import read_checkpoint
 from ..ops.tracing import ceil_div
 from .task import Task
@@ -70,10 +71,8 @@ class Segmentation(Task):
         self.window, self.step = window, step
         if step is not None and window is None:
             raise UserError(f"step {step} is from one window to the next: give --model.window too")
-        self.model = build_segmenter(
-            decoder, num_classes, backbone, attention, tie_qk, drop_path, options, width,
-            auxiliary > 0,
-        )  # fmt: skip
+        config = BackboneConfig(backbone, attention, tie_qk, drop_path, options)
+        self.model = build_segmenter(decoder, num_classes, config, width, auxiliary > 0)
         self.mean: Tensor
         self.std: Tensor
         self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1), persistent=False)

@@ -119,11 +119,11 @@ class RunCheckpoint(Checkpoint):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Saves what validation follows on: later the averaged weights are in place."""
-        if _in_training(trainer) and not self._in_accumulation(trainer):
+        if _in_training(trainer) and not _loop(trainer).accumulating:
             self._save_last(trainer)
 
     def on_validation_batch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
-        if _in_training(trainer) and not self._in_accumulation(trainer):
+        if _in_training(trainer) and not _loop(trainer).accumulating:
             self._stop_if_asked(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -133,11 +133,6 @@ class RunCheckpoint(Checkpoint):
         if float(value) > self.highest:
             self.highest = float(value)
             self.save(trainer, self.best, validated=True)
-
-    @staticmethod
-    def _in_accumulation(trainer: Trainer) -> bool:
-        """Whether there are gradients that no step has used yet, and no checkpoint holds."""
-        return trainer.fit_loop._should_accumulate()
 
     def _stop_if_asked(self, trainer: Trainer) -> None:
         asked = self.received is not None
@@ -170,8 +165,7 @@ class RunCheckpoint(Checkpoint):
                 )
         if path == self.last and self.saved is not None and trainer.is_global_zero:
             keep_previous(path)
-        loop = trainer.fit_loop
-        assert isinstance(loop, RunLoop)
+        loop = _loop(trainer)
         loop.validated = validated
         trainer.save_checkpoint(path)
         loop.validated = False
@@ -186,6 +180,11 @@ class RunCheckpoint(Checkpoint):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         checkpoint["config"] = self.config
+
+
+def _loop(trainer: Trainer) -> RunLoop:
+    assert isinstance(trainer.fit_loop, RunLoop)
+    return trainer.fit_loop
 
 
 def _in_training(trainer: Trainer) -> bool:

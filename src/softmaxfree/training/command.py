@@ -51,10 +51,10 @@ DESCRIPTIONS = {
     "test": "Score a checkpoint on the test split.",
 }
 _EXAMPLES = """
-All that can be set is under trainer (Lightning's Trainer), model (the task) and data:
---print_config shows it with its values. --model.help Classification, Detection, Segmentation or
+Further options belong to trainer (Lightning's Trainer), model (the task) and data. --print_config
+shows them with their values. --model.help Classification, Detection, Segmentation or
 SequenceClassification and --data.help ImageData, DetectionData, SegmentationData or SequenceData
-explain it.
+explain them.
 
 examples:
   softmaxfree fit
@@ -74,7 +74,7 @@ class _HelpFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
 
 
 class TrainingCLI(LightningCLI):
-    """One subcommand of Lightning's command line, with a folder for the run."""
+    """Lightning's command line for one command, with a folder for the run."""
 
     def __init__(self, command: str, arguments: list[str]) -> None:
         self.command = command
@@ -87,36 +87,20 @@ class TrainingCLI(LightningCLI):
             auto_configure_optimizers=False,
             trainer_defaults={
                 "max_epochs": 300,
-                "use_distributed_sampler": False,  # ours share the data out
+                "use_distributed_sampler": False,  # our loader divides the data
                 "enable_model_summary": False,
                 "callbacks": [],
             },
-            parser_kwargs={"prog": "softmaxfree", "formatter_class": _HelpFormatter},
-            args=[command, *arguments],
-        )
-
-    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
-        ours = {"ckpt_path", *self.fixed}
-        return {self.command: super().subcommands()[self.command] | ours}
-
-    @property
-    def fixed(self) -> dict[str, bool]:
-        """Arguments of Lightning's method that are no options here."""
-        safe = {"weights_only": True}  # nothing in a checkpoint is run
-        return safe if self.command == "fit" else safe | {"verbose": False}  # printed below
-
-    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
-        ours = {**self.fixed, "ckpt_path": self.config[self.command].checkpoint}
-        return super()._prepare_subcommand_kwargs(subcommand) | ours
-
-    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        if "description" in kwargs:  # the subcommand's
-            kwargs |= {
-                "description": DESCRIPTIONS[self.command],
+            parser_kwargs={
+                "prog": f"softmaxfree {command}",
+                "usage": f"softmaxfree {command} [--config FILE] [options]",
+                "description": DESCRIPTIONS[command],
                 "epilog": _EXAMPLES,
-                "usage": f"softmaxfree {self.command} [--config FILE] [options]",
-            }
-        return super().init_parser(**kwargs)
+                "formatter_class": _HelpFormatter,
+            },
+            args=arguments,
+            run=False,  # `execute` does
+        )
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument(
@@ -149,7 +133,7 @@ class TrainingCLI(LightningCLI):
         self.config = parser.parse_args(args)
 
     def before_instantiate_classes(self) -> None:
-        config = self.config[self.command]
+        config = self.config
         import_modules(config.modules)
         if self.command == "fit":
             if config.trainer.default_root_dir:
@@ -179,18 +163,18 @@ class TrainingCLI(LightningCLI):
             raise
 
     def after_instantiate_classes(self) -> None:
-        if self.config[self.command].checkpoint:
+        if self.config.checkpoint:
             self.model.init_from = None  # the checkpoint has all weights
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         if self.command != "fit":
             return super().instantiate_trainer(logger=False, enable_checkpointing=False)
-        config = self.config.fit
-        self.text = _configuration(self._parser("fit"), config)
+        config = self.config
+        self.text = _configuration(self.parser, config)
         path = config.checkpoint
         self.resumption = resumption(Path(path), self.text) if path else None
         self.pace = Pace()
-        trainer_config = self.config_init.fit.trainer
+        trainer_config = self.config_init.trainer
         ours: dict[str, Any] = {
             "default_root_dir": str(self.folder),
             "plugins": [*_as_list(trainer_config.plugins), AtomicCheckpointIO(), *_cluster()],
@@ -216,22 +200,34 @@ class TrainingCLI(LightningCLI):
         RunLoop.install(trainer)
         return trainer
 
-    def _run_subcommand(self, subcommand: str) -> None:
-        fit = self.command == "fit"
-        lock = RunLock(self.folder) if fit and self.trainer.is_global_zero else None
+    def execute(self) -> None:
+        """Trains or scores. A bug leaves its traceback in the run's folder."""
+        arguments: dict[str, Any] = {
+            "datamodule": self.datamodule,
+            "ckpt_path": self.config.checkpoint,
+            "weights_only": True,  # nothing in a checkpoint is run
+        }
+        if self.command != "fit":
+            score = self.trainer.validate if self.command == "validate" else self.trainer.test
+            score(self.model, verbose=False, **arguments)
+            self.print_scores()
+            return
+        lock = RunLock(self.folder) if self.trainer.is_global_zero else None
         try:
-            super()._run_subcommand(subcommand)
+            self.before_fit()
+            self.trainer.fit(self.model, **arguments)
+            self.after_fit()
         except (UserError, Stopped, KeyboardInterrupt):
             raise
         except BaseException:
-            if fit:
-                leave_traceback(self.folder, self.trainer.global_rank)
+            leave_traceback(self.folder, self.trainer.global_rank)
             raise
         finally:
             if lock:
                 lock.release()
 
     def before_fit(self) -> None:
+        """Writes down what the run is."""
         self.started = perf_counter()
         self.origin = origin()  # now: the working copy may change while the run goes on
         if self.trainer.is_global_zero:
@@ -242,7 +238,7 @@ class TrainingCLI(LightningCLI):
             keep_freed_memory()
         if self.trainer.is_global_zero:
             parameters = sum(parameter.numel() for parameter in self.model.parameters())
-            model, data = self.config.fit.model.init_args, self.config.fit.data.init_args
+            model, data = self.config.model.init_args, self.config.data.init_args
             print(
                 f"training {name_of_model(model)} "
                 f"({parameters / 1e6:.1f} M parameters) on {name_of_data(data)}, "
@@ -250,14 +246,14 @@ class TrainingCLI(LightningCLI):
             )
 
     def after_fit(self) -> None:
-        """Scores the run, and says where everything is."""
+        """Scores the run, and prints its scores and where its files are."""
         trainer, data = self.trainer, self.datamodule
         if not isinstance(data, Data):
             return
         if getattr(trainer, "fast_dev_run", False):
             print("one step of training and validation went through")
             return
-        seconds = perf_counter() - self.started  # of this process, where the run was gone on with
+        seconds = perf_counter() - self.started  # of this process alone, if the run was resumed
         on_gpu = trainer.strategy.root_device.type == "cuda"
         peak = torch.cuda.max_memory_allocated() if on_gpu else largest_memory()
         scores = self.model.closing_scores()
@@ -284,19 +280,17 @@ class TrainingCLI(LightningCLI):
         print(f"data waiting   {waiting:.1%} of the time of a step".replace("%", " %"))
         if broken:
             print(f"broken images  {broken}, skipped")
-        told = self.config.fit.data.init_args
+        told = self.config.data.init_args
         where = {name: told.get(name) for name in ("name", "root")}
-        commands = next_commands(self.folder, image, listed(self.config.fit.modules), where)
+        commands = next_commands(self.folder, image, listed(self.config.modules), where)
         print("\n  ".join(["try next", *commands]) if commands else "")
         print("\n".join(self.model.closing_lines(scores)))
 
-    def after_validate(self) -> None:
+    def print_scores(self) -> None:
         if self.trainer.is_global_zero:
             for name, value in self.trainer.callback_metrics.items():
                 percent, name = "accuracy" in name, visible(name)
                 print(f"{name:24}{value * 100:.2f} %" if percent else f"{name:24}{value:.4f}")
-
-    after_test = after_validate
 
 
 class SynchronisedBatchNorm(LayerSync):
@@ -335,7 +329,7 @@ def run(command: str, arguments: list[str]) -> None:
     arguments = with_configuration(command, arguments)
     join_after_restart()
     try:
-        TrainingCLI(command, arguments)
+        TrainingCLI(command, arguments).execute()
     except MisconfigurationException as error:
         raise UserError(str(error).strip()) from error
     except Stopped as stop:

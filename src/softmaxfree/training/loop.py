@@ -37,6 +37,11 @@ class RunLoop(_FitLoop):
         trainer.fit_loop.epoch_loop = before.epoch_loop
 
     @property
+    def accumulating(self) -> bool:
+        """Whether there are gradients that no step has used yet, and that no checkpoint holds."""
+        return self._should_accumulate()
+
+    @property
     def done(self) -> bool:
         """A run whose last step is in a checkpoint has its end yet to come."""
         return not self.resumed and super().done

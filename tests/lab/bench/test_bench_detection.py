@@ -9,6 +9,7 @@ import torch
 
 from softmaxfree.lab.bench import detection
 from softmaxfree.lab.bench.detection import Contestant
+from softmaxfree.models.build import BackboneConfig
 from softmaxfree.models.cost import cost_of
 from softmaxfree.models.detectors import build_detector
 
@@ -42,7 +43,9 @@ def test_detectors_in_turns(
     assert "commit" in content
     assert content["versions"]["torch"] == torch.__version__
     for row, contestant in zip(content["rows"], contestants, strict=True):
-        model = build_detector(row["detector"], 80, row["backbone"], options=row["options"])
+        model = build_detector(
+            row["detector"], 80, BackboneConfig(row["backbone"], options=row["options"])
+        )
         assert row["parameters"] == sum(parameter.numel() for parameter in model.parameters())
         assert row["title"] == contestant.title
         assert row["multiply_adds"] > row["inverse_multiply_adds"] > 0

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ...environment import command_line
+from ...models.build import BackboneConfig
 from ...models.cost import Cost, cost_of
 from ...models.detectors import build_detector
 from ..results import provenance, result, table, write
@@ -37,8 +38,7 @@ class Contestant:
         return build_detector(
             self.detector,
             CLASSES,
-            self.backbone,
-            options=self.options,
+            BackboneConfig(self.backbone, options=self.options),
             min_size=min(size),
             max_size=max(size),
         ).eval()

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
-from ...models.build import build_model
+from ...models.build import BackboneConfig, build_model
 from ...tasks.predict import Classifier
 from ..figures.subject import Subject
 from .drawing import FORMAT
@@ -33,6 +33,7 @@ def untrained(
         "attention": attention,
         "options": options,
     }
+    model = build_model(BackboneConfig(backbone, attention, options=options), 1000)
     checkpoint = {
         "hyper_parameters": arguments,
         "images": {
@@ -43,10 +44,7 @@ def untrained(
             "crop_pct": 0.875,
             "interpolation": "bicubic",
         },
-        "state_dict": {
-            f"model.{name}": tensor
-            for name, tensor in build_model(**arguments).state_dict().items()
-        },
+        "state_dict": {f"model.{name}": tensor for name, tensor in model.state_dict().items()},
     }
     return Subject(backbone, attention or "softpp", Classifier(checkpoint))
 

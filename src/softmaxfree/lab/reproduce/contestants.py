@@ -10,7 +10,7 @@ from torch import nn
 
 from ...errors import DivergedError
 from ...files import write_atomically
-from ...models.build import build_model
+from ...models.build import BackboneConfig, build_model
 from ..bench.trained import TrainedRun, config
 
 RECIPE = "reproduction/cifar10.yaml"
@@ -35,9 +35,8 @@ class Contestant:
     """Score it at all of SIZES, which takes as long as half of the training."""
 
     def build(self) -> nn.Module:
-        return build_model(
-            self.backbone, CLASSES, self.attention, self.tie_qk, options=self.options
-        )
+        config = BackboneConfig(self.backbone, self.attention, self.tie_qk, options=self.options)
+        return build_model(config, CLASSES)
 
     def arguments(self) -> list[str]:
         """Of `softmaxfree fit`, beside the recipe."""
