@@ -22,6 +22,7 @@ ORDER = [
     "ops",
     "layers",
     "testing",
+    "allow_list",
     "trust",
     "models",
     "analysis",

@@ -10,22 +10,12 @@ import torch
 import yaml
 
 from softmaxfree import data, tasks
+from softmaxfree.allow_list import DATA, is_below, is_number, is_size, is_word
+from softmaxfree.allow_list import tasks as task_tables
 from softmaxfree.data.base import Data
 from softmaxfree.errors import UserError, visible
 from softmaxfree.models.build import BackboneConfig, build_model
-from softmaxfree.trust import (
-    DATA,
-    built,
-    configuration,
-    is_below,
-    is_number,
-    is_size,
-    is_word,
-    model_arguments,
-    preparation,
-    read_yaml,
-)
-from softmaxfree.trust import tasks as task_tables
+from softmaxfree.trust import built, configuration, model_arguments, preparation, read_yaml
 
 RECIPES = {
     path.stem: config
