@@ -159,7 +159,7 @@ class TrainingCLI(LightningCLI):
             super().instantiate_classes()
         except ValueError as error:
             if str(error).startswith("Does not validate") and error.__cause__:
-                raise error.__cause__ from None  # what the class said, without all its arguments
+                raise error.__cause__ from None  # the class's own message
             raise
 
     def after_instantiate_classes(self) -> None:
@@ -294,14 +294,14 @@ class TrainingCLI(LightningCLI):
 
 
 class SynchronisedBatchNorm(LayerSync):
-    """Batch normalisation over all processes; timm's has an activation in it, which stays."""
+    """Batch normalisation over all processes, which keeps the activation in timm's."""
 
     def apply(self, model: nn.Module) -> nn.Module:
         converted: nn.Module = convert_sync_batchnorm(model)
         return converted
 
     def revert(self, model: nn.Module) -> nn.Module:
-        """As it is: outside training nothing is synchronised."""
+        """Changes nothing: outside training nothing is synchronised."""
         return model
 
 
@@ -338,14 +338,14 @@ def run(command: str, arguments: list[str]) -> None:
 
 
 def _configuration(parser: LightningArgumentParser, config: Namespace) -> str:
-    """Everything that the run was told, as YAML that --config takes."""
+    """The whole configuration of the run, as YAML that --config takes."""
     dumped = yaml.safe_load(parser.dump(config, skip_unset=False, format="yaml"))
     kept = {name: value for name, value in dumped.items() if name not in _NOT_OF_A_RUN}
     return yaml.safe_dump(kept, sort_keys=False)
 
 
 def _cluster() -> list[SLURMEnvironment]:
-    """Slurm without Lightning's own answer to its signals; RunCheckpoint has ours."""
+    """Slurm without Lightning's signal handlers; RunCheckpoint has ours."""
     return [SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else []
 
 

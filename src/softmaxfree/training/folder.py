@@ -19,7 +19,7 @@ def folder_of_run(config: Namespace) -> Path:
         return Path(config.checkpoint).parent
     by_lightning = "LOCAL_RANK" in os.environ and "TORCHELASTIC_RUN_ID" not in os.environ
     if by_lightning and not config.out and (chosen := os.environ.get("SOFTMAXFREE_RUN")):
-        return Path(chosen)  # by the process that started this one
+        return Path(chosen)  # chosen by the process that started this one
     base = Path(config.out or _name_of_run(config))
     parallel = int(os.environ.get("WORLD_SIZE", os.environ.get("SLURM_NTASKS", "1"))) > 1
     if restarts() and not config.checkpoint:

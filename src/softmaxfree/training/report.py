@@ -1,4 +1,4 @@
-"""What a run leaves for people: curves, scores at several sizes, the command to predict with."""
+"""What a run leaves for people: its record, its curves, and commands to try next."""
 
 import json
 import shlex
@@ -23,7 +23,7 @@ from .log import read_metrics
 
 
 def origin() -> dict[str, Any]:
-    """Command, commit, hardware and versions of a run that begins."""
+    """The command, commit, hardware and versions of a run."""
     return {
         "command": command_line(),
         "commit": commit(),
@@ -33,12 +33,12 @@ def origin() -> dict[str, Any]:
 
 
 def describe_run(folder: Path, **known: Any) -> None:
-    """Writes run.json: what is known of a run."""
+    """Writes run.json, the record of a run."""
     write_atomically(folder / "run.json", json.dumps(known, indent=1) + "\n")
 
 
 def resumptions(folder: Path, new: dict[str, Any] | None) -> dict[str, Any]:
-    """What run.json tells of how often and from where a run was gone on with, `new` the latest."""
+    """The entry of run.json that lists from where a run was resumed, `new` the latest."""
     if new is None:
         return {}
     try:
@@ -55,13 +55,13 @@ def leave_traceback(folder: Path, rank: int) -> None:
 
 
 def draw_run(folder: Path, curves: dict[str, list[str]], example: Path | None) -> Path:
-    """run.png: curves by title, and below them what a classifier attends to on an image.
+    """Draws run.png: curves, and below them what a classifier attends to on an image.
 
     Args:
-        folder: The run's.
-        curves: Names of measures by title, such as the losses and the scores in validation.
-        example: A held-out image; without one, or where the model's attention cannot be recorded,
-            there are curves alone.
+        folder: The run's folder.
+        curves: Names of metrics by the title of their panel.
+        example: A held-out image; without one, or if the model's attention cannot be recorded,
+            only the curves are drawn.
     """
     from matplotlib.figure import Figure
 
@@ -98,10 +98,9 @@ def _draw_curves(
 
 
 def _attended(folder: Path, example: Path | None) -> list[tuple[str, Callable[[Any], None]]]:
-    """Panels: the image with its prediction, and a row of each layer's attention, over all heads.
+    """Panels: the image with its prediction, and each layer's attention, averaged over heads.
 
-    The patch is the one at the middle of the brightest or darkest things on the image: where it
-    differs most from its own average.
+    The patch is at the centre of what differs most from the image's average colour.
     """
     if example is None or not (folder / "last.ckpt").is_file():
         return []
@@ -138,7 +137,7 @@ def _attended(folder: Path, example: Path | None) -> list[tuple[str, Callable[[A
 
 
 def _middle(image: Tensor) -> tuple[float, float]:
-    """(S, S, 3) -> the place, height first, in the middle of what differs from the average."""
+    """(S, S, 3) -> (height, width), from 0 to 1, of the centre of what differs from the average."""
     off = (image - image.mean((0, 1))).square().sum(-1)
     off = off / off.sum().clamp(min=1e-12)
     height, width = (
@@ -151,13 +150,13 @@ def _middle(image: Tensor) -> tuple[float, float]:
 def next_commands(
     folder: Path, example: Path | None, modules: list[str], data: dict[str, str | None]
 ) -> list[str]:
-    """Commands to try on a finished run; each runs when pasted into a shell.
+    """Commands to try on a finished run, ready to be pasted into a shell.
 
     Args:
-        folder: The run's.
+        folder: The run's folder.
         example: A held-out image.
-        modules: Those that the run was given.
-        data: Name and root of the data set, which scoring does not take from a file.
+        modules: The run's --modules.
+        data: Name and root of the data set, which are not taken from a checkpoint.
     """
     if not (folder / "last.ckpt").is_file():  # there was nothing left to train
         return []
@@ -184,16 +183,16 @@ def next_commands(
 
 
 def example_image(data: Data, folder: Path) -> Path | None:
-    """example.png: the first image of the validation split that can be read, to predict with."""
+    """Writes example.png, the first readable image of the validation split."""
     source = data.sources.get("val")
     if not isinstance(source, Source):
         return None
     for index in range(min(len(source), 20)):
         try:
             image, _ = source.load(index)
-        except Exception:  # one of the broken ones
+        except Exception:  # a broken image
             continue
-        if not isinstance(image, Image.Image):  # but a sequence
+        if not isinstance(image, Image.Image):  # a sequence
             return None
         write_picture(folder / "example.png", image)
         return folder / "example.png"
