@@ -24,7 +24,7 @@ RECIPES = {
 }
 """Those that are whole, not to be added to another."""
 FILE = Path("file.ckpt")
-BY_THE_USER_ALONE = {"init_from", "teacher", "teacher_checkpoint", "results", "download"}
+BY_THE_USER_ALONE = {"init_checkpoint", "teacher", "teacher_checkpoint", "results", "download"}
 
 
 def parameters(kind: type) -> set[str]:
@@ -159,11 +159,13 @@ def test_a_file_does_not_start_processes() -> None:
 def test_first_weights_are_not_looked_for_again() -> None:
     sources = {"pretrained": True, "checkpoint_path": "a.pth", "pretrained_cfg": {"url": "x"}}
     options = {"num_landmarks": 49, **sources}
-    config = small(**{"model/init_args/options": options, "model/init_args/init_from": "/a.ckpt"})
+    config = small(
+        **{"model/init_args/options": options, "model/init_args/init_checkpoint": "/a.ckpt"}
+    )
     for command in ("fit", "validate"):
         taken, left = configuration(config, FILE, command, [])
         assert taken["model"]["init_args"]["options"] == {"num_landmarks": 49}
-        assert "init_from" not in taken["model"]["init_args"]
+        assert "init_checkpoint" not in taken["model"]["init_args"]
         assert left == []
 
 

@@ -25,7 +25,7 @@ WEIGHTS = frozenset(
     {"pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir"}
 )
 """Options that say where a model's first weights come from; a checkpoint has its own weights."""
-_NEEDLESS = {"model.init_from", "data.download"}
+_NEEDLESS = {"model.init_checkpoint", "data.download"}
 """Used at the start of a run alone."""
 _OF_TRAINING = {"model.teacher", "model.teacher_checkpoint", "model.results"}
 """Needed to train, but not to score."""

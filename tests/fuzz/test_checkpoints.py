@@ -124,7 +124,7 @@ PLACES = [
                                                             "dict_kwargs", "unknown")),
     *(("model", "init_args", name) for name in (
         "backbone", "num_classes", "attention", "tie_qk", "options", "optimizer",
-        "optimizer_options", "schedule", "ema", "init_from", "freeze", "teacher",
+        "optimizer_options", "schedule", "ema", "init_checkpoint", "freeze", "teacher",
         "teacher_checkpoint", "results", "mixup", "unknown",
     )),
     *(("model", "init_args", "options", name) for name in (
@@ -169,7 +169,9 @@ COMMANDS: dict[str, Callable[[Path], object]] = {
         "softpp_nano", Path("out.pt2"), path, 10, None, None, None
     ),
     "convert": lambda path: convert(path, Path("out.safetensors")),
-    "init_from": lambda path: initialise(timm.create_model("softpp_nano", num_classes=10), path),
+    "init_checkpoint": lambda path: initialise(
+        timm.create_model("softpp_nano", num_classes=10), path
+    ),
 }
 """Every command that reads a checkpoint."""
 
@@ -216,7 +218,7 @@ def test_an_honest_checkpoint_is_taken(
     command: str, folder: Path, honest: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or nothing below would mean anything."""
-    if command in ("export", "init_from"):
+    if command in ("export", "init_checkpoint"):
         monkeypatch.setattr("softmaxfree.deploy.export", lambda _, path, __: path.touch())
         state = timm.create_model("softpp_nano", num_classes=10).state_dict()
         torch.save({"state_dict": state}, folder / "file.ckpt")

@@ -162,7 +162,7 @@ def test_a_run_that_goes_on_needs_no_weights_to_start_from(tmp_path: Path) -> No
     """From Python, where nothing but the Trainer knows of the checkpoint."""
     start, run = tmp_path / "start.pth", tmp_path / "run.ckpt"
     torch.save(Classification(**NANO).model.state_dict(), start)
-    arguments = {**NANO, "init_from": str(start)}
+    arguments = {**NANO, "init_checkpoint": str(start)}
     task = Classification(**arguments)
     train(task, tmp_path, steps=2)
     task.trainer.save_checkpoint(run)

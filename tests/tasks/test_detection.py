@@ -209,7 +209,7 @@ def test_backbone_or_detector_start_from_a_file(
 ) -> None:
     trained = build_model(BackboneConfig("softpp_nano", options=TINY["options"]), 5)
     torch.save(trained.state_dict(), tmp_path / "backbone.pth")
-    task = Detection(**TINY, init_from=str(tmp_path / "backbone.pth"))
+    task = Detection(**TINY, init_checkpoint=str(tmp_path / "backbone.pth"))
     data = DetectionData(batch_size=2, num_workers=0, sizes=[64])
     quiet_trainer(max_steps=1, limit_val_batches=0).fit(task, datamodule=data)
     body = task.model.backbone.body
@@ -217,7 +217,7 @@ def test_backbone_or_detector_start_from_a_file(
     assert f"{taken} of the model's {taken} tensors taken" in capsys.readouterr().out
 
     torch.save(task.state_dict(), tmp_path / "detector.pth")
-    other = Detection(**TINY, init_from=str(tmp_path / "detector.pth"))
+    other = Detection(**TINY, init_checkpoint=str(tmp_path / "detector.pth"))
     quiet_trainer(limit_val_batches=1, num_sanity_val_steps=0).validate(other, datamodule=data)
     for name, tensor in task.model.state_dict().items():
         assert torch.equal(tensor, other.model.state_dict()[name]), name

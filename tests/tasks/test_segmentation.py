@@ -255,7 +255,7 @@ def test_the_backbone_starts_from_a_file(
         build_model(BackboneConfig("softpp_nano", options=TINY["options"]), 5).state_dict(),
         "backbone.pth",
     )
-    config = configuration(tmp_path, init_from="backbone.pth")
+    config = configuration(tmp_path, init_checkpoint="backbone.pth")
     run("fit", ["--config", str(config), "--out", "run", "--trainer.limit_val_batches=1"])
     taken = len(Segmentation(**TINY).model.body.state_dict())
     assert f"{taken} of the model's {taken} tensors taken" in capsys.readouterr().out

@@ -39,9 +39,9 @@ def test_a_resumed_run_is_the_run_it_was(fit: Fit) -> None:
         section, _, key = name.rpartition(".")
         part = config[section] if section else config
         part.get("init_args", part)[key] = value
-        with pytest.raises(UserError, match=f"is of one with --{name} ") as caught:
+        with pytest.raises(UserError, match=f"was trained with --{name} ") as caught:
             resumption(folder / "last.ckpt", yaml.safe_dump(config))
-        assert "a new run from its weights with --model.init_from" in str(caught.value)
+        assert "a new run from its weights with --model.init_checkpoint" in str(caught.value)
         assert "\n" not in str(caught.value)
 
     allowed = ("--trainer.max_epochs=2", "--data.eval_batch_size=50", "--save_every=7")
@@ -89,7 +89,7 @@ def test_a_damaged_checkpoint_is_not_trained_on_or_scored(
     with pytest.raises(UserError, match=r"best.ckpt cannot be read as a checkpoint"):
         run("validate", ["--checkpoint=run/best.ckpt"])
     with pytest.raises(UserError, match=r"best.ckpt cannot be read as a checkpoint"):
-        fit("--model.init_from=run/best.ckpt", out="new")
+        fit("--model.init_checkpoint=run/best.ckpt", out="new")
 
 
 def test_a_damaged_checkpoint_never_takes_the_place_of_a_sound_one(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def test_a_run_starts_from_another_and_trains_a_part(
     first = fit(out="first")
     capsys.readouterr()
     second = fit(
-        "--model.init_from=first/last.ckpt", "--model.freeze=[stages.0*]",
+        "--model.init_checkpoint=first/last.ckpt", "--model.freeze=[stages.0*]",
         "--model.layer_decay=0.8", out="second",
     )  # fmt: skip
     assert "tensors taken" in capsys.readouterr().out
@@ -192,10 +192,10 @@ def test_an_attention_of_ones_own_from_fit_to_predict(small: Path, tmp_path: Pat
 def test_weights_from_elsewhere_are_scored(
     fit: Fit, small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Such as the authors': validate with init_from, and no run."""
+    """Such as the authors': validate with init_checkpoint, and no run."""
     told = json.loads((fit() / "run.json").read_text())["scores"]["accuracy"]["16"]
     capsys.readouterr()
-    run("validate", ["--config", str(small), "--model.init_from=run/last.ckpt"])
+    run("validate", ["--config", str(small), "--model.init_checkpoint=run/last.ckpt"])
     assert f"{told * 100:.2f} %" in capsys.readouterr().out
     with pytest.raises(ValueError, match="validate would score untrained weights"):
         run("validate", ["--config", str(small)])

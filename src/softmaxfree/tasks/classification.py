@@ -23,23 +23,24 @@ class Classification(Task):
 
     Args:
         backbone: Name of a model in timm, such as softpp_tiny.
-        num_classes: As many as the data has.
-        attention: Another attention in the same backbone: soft, softpp, softmax, linformer,
-            spatial_reduction, performer, nystromformer, reformer, skyformer, gaussian, or one that
-            a module of --modules registers; also in timm's ViT, DeiT and Swin.
-        tie_qk: One projection for queries and keys: of ours, and of timm's ViT, DeiT and Swin.
+        num_classes: Number of classes in the data.
+        attention: Attention to use in the backbone, also in timm's ViT, DeiT and Swin: soft,
+            softpp, softmax, linformer, spatial_reduction, performer, nystromformer, reformer,
+            skyformer, gaussian, or one that a module of --modules registers.
+        tie_qk: Whether queries and keys share one projection; for our models, and timm's ViT, DeiT
+            and Swin.
         drop_path: Probability of leaving out a block, rising with depth.
         options: Further arguments of the backbone.
         mixup: Strength of mixup; 0 for none.
         cutmix: Strength of cutmix; 0 for none.
         mix_prob: Probability that a batch is mixed.
         smoothing: Label smoothing.
-        teacher: Name of a model in timm to learn from as well.
-        teacher_checkpoint: Its weights; timm's pretrained ones, fetched, if not given.
+        teacher: Name of a model in timm whose predictions are learned too.
+        teacher_checkpoint: Checkpoint with its weights; timm's pretrained ones if not given.
         distillation: Learn the teacher's probabilities (soft) or its decisions (hard).
         distillation_weight: Weight of the teacher beside the labels, 0 to 1.
-        temperature: What the logits are divided by in soft distillation.
-        task: Optimiser, schedule, moving average, weights to start from: those of Task.
+        temperature: Divisor of the logits in soft distillation.
+        task: Arguments of Task: optimiser, schedule, moving average, weights to start from.
     """
 
     def __init__(
@@ -193,7 +194,7 @@ class Classification(Task):
         return [*lines, f"held-out accuracy: {first * 100:.2f} %"]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds what prediction needs to know: how images are prepared, what classes are called."""
+        """Adds the preparation of images and the names of classes, for prediction."""
         data = self.images
         if data is not None:
             checkpoint["images"] = {

@@ -27,19 +27,20 @@ class Detection(Task):
     Args:
         detector: retinanet, or mask_rcnn for masks too.
         backbone: Name of a model in timm with maps of halving sides, such as softpp_tiny.
-        num_classes: As many as the data has, without a background.
-        attention: Another attention in the same backbone; see Classification.
-        tie_qk: One projection for queries and keys: of ours, and of timm's ViT, DeiT and Swin.
+        num_classes: Number of classes in the data, without a background.
+        attention: Attention to use in the backbone; see Classification.
+        tie_qk: Whether queries and keys share one projection; for our models, and timm's ViT, DeiT
+            and Swin.
         drop_path: Probability of leaving out a block, rising with depth.
         options: Further arguments of the backbone.
         width: Channels of the feature pyramid and of the heads.
-        size: In evaluation, the shorter side that images are resized to.
-        max_size: The longer side that is then not exceeded.
-        mean: Subtracted from the colours of an image in [0, 1].
-        std: What the result is divided by.
+        size: Shorter side that images are resized to in evaluation.
+        max_size: Largest longer side after that.
+        mean: Mean that images in [0, 1] are normalised with.
+        std: Standard deviation that they are normalised with.
         detector_options: Further arguments of torchvision's RetinaNet or MaskRCNN.
-        results: File to write what is found in validation to, in COCO's JSON format.
-        task: Optimiser, schedule, moving average, weights to start from: those of Task.
+        results: File to write the detections in validation to, in COCO's JSON format.
+        task: Arguments of Task: optimiser, schedule, moving average, weights to start from.
     """
 
     monitor = "val/AP"
@@ -94,9 +95,9 @@ class Detection(Task):
         return self.model if is_detector else self.model.backbone.body  # type: ignore[union-attr, return-value]
 
     def forward(self, images: list[Tensor]) -> list[dict[str, Tensor]]:
-        """What is on images (3, H, W) of uint8: boxes, labels, scores and masks of each.
+        """Boxes, labels, scores and masks of images (3, H, W) of uint8.
 
-        One at a time: images padded to a common size would depend on each other.
+        One image at a time: padded to a common size, they would depend on each other.
         """
         return [self.model([as_float(image)])[0] for image in images]
 
@@ -146,7 +147,7 @@ class Detection(Task):
             self.found += detections(found, image_id, scenes.category_ids, self.first_label)
 
     def _score(self, part: str) -> None:
-        """Scores what all processes have found; the first one counts, and tells the others."""
+        """Scores the detections of all processes, in the first process, for all of them."""
         seen, found = _gathered(self.seen), _gathered(self.found)
         shared: list[dict[str, float]] = [{}]
         if self.global_rank == 0:
@@ -175,7 +176,7 @@ class Detection(Task):
         return [*lines, f"held-out AP50 of {kind}: {last * 100:.1f} %"]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds what prediction needs to know: what classes are called."""
+        """Adds the names of classes, for prediction."""
         data = self.data
         if isinstance(data, DetectionData) and data.classes:
             checkpoint["objects"] = {"classes": data.classes}

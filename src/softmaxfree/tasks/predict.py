@@ -23,10 +23,10 @@ from .predict_objects import ObjectFinder
 
 
 class Classifier:
-    """A trained model of images' classes, with what it needs to know about images.
+    """A trained classifier, and the preparation of its images.
 
     Args:
-        checkpoint: A run's.
+        checkpoint: A run's checkpoint.
         size: Side to resize images to; as in training if not given.
     """
 
@@ -46,11 +46,11 @@ class Classifier:
         self._crop_pct, self._interpolation = images["crop_pct"], images["interpolation"]
 
     def tensor(self, image: Image.Image, size: int | None = None) -> Tensor:
-        """(1, 3, S, S), as the model takes it.
+        """An image in RGB -> (1, 3, S, S), as the model takes it.
 
         Args:
             image: In RGB.
-            size: Its side S; the classifier's own if not given.
+            size: The side S; the classifier's own if not given.
         """
         size = size or self.size
         check_resized(image, int(size / self._crop_pct))
@@ -65,17 +65,17 @@ class Classifier:
         return ready.unsqueeze(0)
 
     def seen(self, tensor: Tensor) -> Tensor:
-        """What `tensor` has made of an image, as colours from 0 to 1: (1, 3, S, S) -> (S, S, 3)."""
+        """The result of `tensor` as colours from 0 to 1: (1, 3, S, S) -> (S, S, 3)."""
         return (tensor[0].permute(1, 2, 0) * self.std + self.mean).clamp(0, 1)
 
     @torch.inference_mode()
     def probabilities(self, path: Path) -> Tensor:
-        """(classes) for one file."""
+        """Probabilities (classes) of one file."""
         logits: Tensor = self.model(self.tensor(read_image(path)))
         return logits.softmax(1)[0]
 
     def top(self, path: Path, count: int) -> list[dict[str, Any]]:
-        """The most probable classes of one file, first the most probable."""
+        """The most probable classes of one file, in descending order."""
         values, numbers = self.probabilities(path).topk(min(count, len(self.classes)))
         return [
             {"class": self.classes[number], "index": number, "probability": value}
@@ -90,7 +90,7 @@ def _weights_of_model(checkpoint: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def read_run_checkpoint(path: Path) -> dict[str, Any]:
-    """A run's checkpoint, without running anything in it."""
+    """Reads a run's checkpoint, without running anything in it."""
     path = sound_checkpoint(path)
     check_archive(path)
     try:
@@ -235,7 +235,7 @@ def _label(images: list[Path], labeller: Labeller, out: Path) -> dict[str, Any]:
 
 
 def _pictures(images: list[Path], out: Path) -> dict[Path, str]:
-    """Names for pictures of files: their own, numbered where an earlier one has it."""
+    """Names of the pictures: those of the files, with a number if the name is taken."""
     with user_file(out, "write to"):
         out.mkdir(parents=True, exist_ok=True)
     names: dict[Path, str] = {}

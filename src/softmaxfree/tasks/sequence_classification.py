@@ -21,19 +21,19 @@ class SequenceClassification(Task):
     Args:
         attention: soft, softpp, softmax, linformer, spatial_reduction, performer, nystromformer,
             reformer, skyformer, gaussian, or one that a module of --modules registers.
-        options: Further arguments of the attention, such as {tokens: 128}. By default SOFT and
-            SOFT++ average windows of 4 tokens, as in the paper, whose cost is quadratic in the
-            length; with tokens it is linear. The peers are the benchmark's by default.
-        num_classes: As many as the data has.
-        vocabulary: Tokens that there are, padding included; at least the data's.
+        options: Further arguments of the attention, such as {num_landmarks: 128}. By default SOFT
+            and SOFT++ average windows of 4 tokens, as in the paper, at a cost that is quadratic in
+            the length; with num_landmarks it is linear. The peers are the benchmark's.
+        num_classes: Number of classes in the data.
+        vocabulary: Number of different tokens, padding included; at least the data's.
         length: Tokens of the longest sequence; at least the data's.
         pairs: Whether samples are pairs of sequences, as in retrieval.
         dim: Width of the tokens.
         hidden: Width of the hidden layers.
         depth: Layers of attention.
         num_heads: Heads of the attention.
-        dropout: Of embeddings, of hidden layers and of what is added to the residual path.
-        task: Optimiser, schedule, moving average, weights to start from: those of Task.
+        dropout: Dropout of embeddings, hidden layers and residual branches.
+        task: Arguments of Task: optimiser, schedule, moving average, weights to start from.
     """
 
     def __init__(

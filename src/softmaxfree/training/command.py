@@ -147,11 +147,11 @@ class TrainingCLI(LightningCLI):
             config.checkpoint = str(sound_checkpoint(Path(config.checkpoint)))
             check_archive(Path(config.checkpoint))
         model = config.model.init_args
-        trained = model.get("init_from") or (model.get("options") or {}).get("pretrained")
+        trained = model.get("init_checkpoint") or (model.get("options") or {}).get("pretrained")
         if self.command != "fit" and not config.checkpoint and not trained:
             raise UserError(
                 f"{self.command} would score untrained weights: give --checkpoint FILE, "
-                "--model.init_from FILE or --model.options.pretrained true"
+                "--model.init_checkpoint FILE or --model.options.pretrained true"
             )
 
     def instantiate_classes(self) -> None:
@@ -164,7 +164,7 @@ class TrainingCLI(LightningCLI):
 
     def after_instantiate_classes(self) -> None:
         if self.config.checkpoint:
-            self.model.init_from = None  # the checkpoint has all weights
+            self.model.init_checkpoint = None  # the checkpoint has all weights
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         if self.command != "fit":

@@ -48,9 +48,9 @@ def resumption(path: Path, given: str) -> dict[str, Any]:
     refused = [f"--{name} {was} (given: {now})" for name, (was, now) in _refused(changed)]
     if refused:
         raise UserError(
-            f"a run goes on as what it was, and {path} is of one with {', '.join(refused)}; "
-            f"give that, or start a new run from its weights with --model.init_from {path} and "
-            "another --out"
+            f"a resumed run keeps its options, and {path} was trained with {', '.join(refused)}; "
+            "give the same, or start a new run from its weights with "
+            f"--model.init_checkpoint {path} and another --out"
         )
     return {"from": path.name, "step": checkpoint.get("global_step"), "changed": changed}
 
