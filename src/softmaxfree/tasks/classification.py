@@ -127,9 +127,7 @@ class Classification(Task):
                 logits, self.teacher(images), self.distillation, self.temperature
             )
             loss = torch.lerp(loss, taught, self.distillation_weight)
-        self.check_finite(loss, batch.indices)
-        self.log("train/loss", loss, prog_bar=True, on_step=True, on_epoch=True)
-        return loss
+        return self.logged(loss, batch.indices)
 
     def on_validation_epoch_start(self) -> None:
         loaders = self.trainer.val_dataloaders or self.trainer.test_dataloaders or []
@@ -137,15 +135,9 @@ class Classification(Task):
             self.scores.append(Scores(self.num_classes))
         self.scores.to(self.device)
 
-    def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        self._score("val", batch, dataloader_idx)
-
     on_test_epoch_start = on_validation_epoch_start
 
-    def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        self._score("test", batch, dataloader_idx)
-
-    def _score(self, part: str, batch: Batch, loader: int) -> None:
+    def score(self, batch: Batch, part: str, loader: int) -> None:
         there = batch.targets != NOTHING
         scores = self.scores[loader]
         assert isinstance(scores, Scores)

@@ -108,30 +108,15 @@ class Detection(Task):
             if target is not None
         ]
         losses: dict[str, Tensor] = self.model([as_float(i) for i in batch.images], targets)
-        loss = torch.stack(list(losses.values())).sum()
-        self.check_finite(loss, batch.indices)
-        size = len(batch.images)
-        self.log("train/loss", loss, prog_bar=True, on_step=True, on_epoch=True, batch_size=size)
+        loss = self.logged(torch.stack(list(losses.values())).sum(), batch.indices)
         for name, value in losses.items():
-            self.log(f"train/{name}", value, on_step=True, batch_size=size)
+            self.log(f"train/{name}", value, on_step=True, batch_size=len(batch.images))
         return loss
-
-    def validation_step(self, batch: SceneBatch, batch_idx: int) -> None:
-        self._find(batch, self._scenes("val"))
-
-    def test_step(self, batch: SceneBatch, batch_idx: int) -> None:
-        self._find(batch, self._scenes("test"))
 
     def on_validation_epoch_start(self) -> None:
         self.found, self.seen = [], []
 
     on_test_epoch_start = on_validation_epoch_start
-
-    def on_validation_epoch_end(self) -> None:
-        self._score("val")
-
-    def on_test_epoch_end(self) -> None:
-        self._score("test")
 
     def _scenes(self, part: str) -> Scenes:
         if not isinstance(self.data, DetectionData):
@@ -139,14 +124,15 @@ class Detection(Task):
         scenes: Scenes = self.data.sources[part]
         return scenes
 
-    def _find(self, batch: SceneBatch, scenes: Scenes) -> None:
+    def score(self, batch: SceneBatch, part: str, loader: int) -> None:
+        scenes = self._scenes(part)
         there = [n for n, target in enumerate(batch.targets) if target is not None]
         for n, found in zip(there, self([batch.images[n] for n in there])):
             image_id = scenes.image_ids[int(batch.indices[n])]
             self.seen.append(image_id)
             self.found += detections(found, image_id, scenes.category_ids, self.first_label)
 
-    def _score(self, part: str) -> None:
+    def log_scores(self, part: str) -> None:
         """Scores the detections of all processes, in the first process, for all of them."""
         seen, found = _gathered(self.seen), _gathered(self.found)
         shared: list[dict[str, float]] = [{}]

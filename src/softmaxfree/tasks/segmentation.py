@@ -119,18 +119,14 @@ class Segmentation(Task):
         loss = pixel_loss(logits, labels)
         if second is not None:
             loss = loss + self.auxiliary * pixel_loss(second, labels)
-        self.check_finite(loss, batch.indices)
-        self.log(
-            "train/loss", loss, prog_bar=True, on_step=True, on_epoch=True, batch_size=len(images)
-        )
-        return loss
+        return self.logged(loss, batch.indices)
 
     def on_validation_epoch_start(self) -> None:
         self.confusion.reset()
 
     on_test_epoch_start = on_validation_epoch_start
 
-    def validation_step(self, batch: SegmentationBatch, batch_idx: int) -> None:
+    def score(self, batch: SegmentationBatch, part: str, loader: int) -> None:
         """Scores one image at a time, at the size of its labels."""
         for image, labels in zip(batch.images, batch.labels):
             if labels is None:
@@ -140,15 +136,7 @@ class Segmentation(Task):
                 logits = F.interpolate(logits, labels.shape, mode="bilinear", align_corners=False)
             self.confusion.update(logits.argmax(1)[0], labels.long())
 
-    test_step = validation_step
-
-    def on_validation_epoch_end(self) -> None:
-        self._score("val")
-
-    def on_test_epoch_end(self) -> None:
-        self._score("test")
-
-    def _score(self, part: str) -> None:
+    def log_scores(self, part: str) -> None:
         scores = scores_of(self.confusion.compute(), self.classes)
         for name, value in scores.items():
             self.log(f"{part}/{name}", value, prog_bar=name == "mIoU")

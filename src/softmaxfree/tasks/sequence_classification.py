@@ -98,19 +98,9 @@ class SequenceClassification(Task):
         return logits
 
     def training_step(self, batch: SequenceBatch, batch_idx: int) -> Tensor:
-        loss = F.cross_entropy(self(batch), batch.targets)
-        self.check_finite(loss, batch.indices)
-        size = len(batch.targets)
-        self.log("train/loss", loss, prog_bar=True, on_step=True, on_epoch=True, batch_size=size)
-        return loss
+        return self.logged(F.cross_entropy(self(batch), batch.targets), batch.indices)
 
-    def validation_step(self, batch: SequenceBatch, batch_idx: int) -> None:
-        self._score("val", batch)
-
-    def test_step(self, batch: SequenceBatch, batch_idx: int) -> None:
-        self._score("test", batch)
-
-    def _score(self, part: str, batch: SequenceBatch) -> None:
+    def score(self, batch: SequenceBatch, part: str, loader: int) -> None:
         there = batch.targets != NOTHING
         self.scores.count(self(batch)[there], batch.targets[there])
         for name, metric in self.scores.items():

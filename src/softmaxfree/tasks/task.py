@@ -208,10 +208,37 @@ class Task(LightningModule):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         seed_step(self.seed, self.trainer.current_epoch, batch_idx, self.trainer.global_rank)
 
-    def check_finite(self, loss: Tensor, indices: Tensor) -> None:
-        """Stops at a loss that is not finite, before it reaches the weights."""
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.score(batch, "val", dataloader_idx)
+
+    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.score(batch, "test", dataloader_idx)
+
+    def on_validation_epoch_end(self) -> None:
+        self.log_scores("val")
+
+    def on_test_epoch_end(self) -> None:
+        self.log_scores("test")
+
+    def score(self, batch: Any, part: str, loader: int) -> None:
+        """Scores a batch of the validation ("val") or test split."""
+        raise NotImplementedError
+
+    def log_scores(self, part: str) -> None:
+        """Logs the scores of an epoch that `score` has not logged."""
+
+    def logged(self, loss: Tensor, indices: Tensor) -> Tensor:
+        """Logs and returns the loss of a training step on the samples with these indices.
+
+        Raises:
+            DivergedError: If the loss is not finite, before it reaches the weights.
+        """
         if torch.isfinite(loss):
-            return
+            size = len(indices)
+            self.log(
+                "train/loss", loss, prog_bar=True, on_step=True, on_epoch=True, batch_size=size
+            )
+            return loss
         numbers = indices.tolist()
         names = self.data.describe(numbers) if self.data else [str(number) for number in numbers]
         raise DivergedError(
