@@ -126,12 +126,9 @@ def _call(command: Command, words: list[str], program: str) -> None:
     module, name = command.target.split(":")
     with needs(command.extra, program):
         function: Callable[..., Any] = getattr(import_module(f"softmaxfree.{module}"), name)
-    if command.parses:
-        function(words)
-        return
     from jsonargparse import auto_cli
 
-    written = auto_cli(function, args=words, prog=program)
+    written = function(words) if command.parses else auto_cli(function, args=words, prog=program)
     if isinstance(written, Path):
         print(f"written: {written}")
 
