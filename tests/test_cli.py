@@ -102,6 +102,17 @@ def test_a_missing_extra_is_named() -> None:
         import no_such  # noqa: F401
 
 
+def test_a_command_names_the_extra_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "softmaxfree.training.runs", raising=False)
+    monkeypatch.setitem(sys.modules, "tabulate", None)
+    done = softmaxfree("runs", "folder")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "softmaxfree: error: softmaxfree runs needs tabulate; "
+        "install it with: pip install 'softmaxfree[train]'\n"
+    )
+
+
 @pytest.mark.slow
 def test_a_missing_extra_is_named_before_the_work_starts(tmp_path: Path) -> None:
     script = (

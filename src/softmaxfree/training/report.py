@@ -3,7 +3,6 @@
 import json
 import shlex
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,9 @@ from ..files import write_atomically, write_picture
 from ..layers.multihead import MultiHeadAttention
 from ..tasks.predict import Classifier, read_run_checkpoint
 from .log import read_metrics
+
+Place = tuple[float, float]
+"""(height, width) on an image, from 0 at the upper left to 1."""
 
 
 def origin() -> dict[str, Any]:
@@ -65,20 +67,19 @@ def draw_run(folder: Path, curves: dict[str, list[str]], example: Path | None) -
     """
     from matplotlib.figure import Figure
 
-    looks = _attended(folder, example)
-    figure = Figure(figsize=(4.5 * len(curves), 5.6 if looks else 3.4), layout="constrained")
+    panels, (y, x) = _attended(folder, example)
+    figure = Figure(figsize=(4.5 * len(curves), 5.6 if panels else 3.4), layout="constrained")
     upper: Any = figure
-    lower: Any = None
-    if looks:
+    if panels:
         grid = figure.add_gridspec(2, 1, height_ratios=(3.4, 2.2))
         upper, lower = figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])
-    _draw_curves(upper.subplots(1, len(curves)), curves, read_metrics(folder / "metrics.jsonl"))
-    if looks:
         lower.suptitle("what the patch at the cross attends to, layer by layer", fontsize=10)
-        for axes, (title, draw) in zip(lower.subplots(1, len(looks)), looks):
-            draw(axes)
+        for axes, (title, pixels) in zip(lower.subplots(1, len(panels)), panels.items()):
+            axes.imshow(pixels, extent=(0, 1, 1, 0))
+            axes.plot(x, y, "+", color="red", markersize=9, markeredgewidth=2)
             axes.set_title(title, fontsize=9)
             axes.set_axis_off()
+    _draw_curves(upper.subplots(1, len(curves)), curves, read_metrics(folder / "metrics.jsonl"))
     write_picture(folder / "run.png", figure)
     return folder / "run.png"
 
@@ -97,46 +98,36 @@ def _draw_curves(
             axes.legend()
 
 
-def _attended(folder: Path, example: Path | None) -> list[tuple[str, Callable[[Any], None]]]:
-    """Panels: the image with its prediction, and each layer's attention, averaged over heads.
+def _attended(folder: Path, example: Path | None) -> tuple[dict[str, Tensor], Place]:
+    """Panels by title: the image with its prediction, and each layer's attention over all heads.
 
-    The patch is at the centre of what differs most from the image's average colour.
+    The patch, whose place is returned too, is at the centre of what differs most from the image's
+    average colour.
     """
+    nothing: tuple[dict[str, Tensor], Place] = {}, (0.5, 0.5)
     if example is None or not (folder / "last.ckpt").is_file():
-        return []
+        return nothing
     checkpoint = read_run_checkpoint(folder / "last.ckpt")
     if "images" not in checkpoint:
-        return []
+        return nothing
     classifier = Classifier(checkpoint)
     if not any(isinstance(module, MultiHeadAttention) for module in classifier.model.modules()):
-        return []
+        return nothing
     tensor = classifier.tensor(read_image(example))
     with evaluating(classifier.model), recorded_attention(classifier.model) as layers:
         probabilities = classifier.model(tensor).softmax(1)[0]
-    seen = classifier.seen(tensor)
-    y, x = _middle(seen)
-
-    def image(axes: Any) -> None:
-        axes.imshow(seen, extent=(0, 1, 1, 0))
-        axes.plot(x, y, "+", color="red", markersize=9, markeredgewidth=2)
-
+    image = classifier.seen(tensor)
+    y, x = _middle(image)
     best = int(probabilities.argmax())
-    found: list[tuple[str, Callable[[Any], None]]] = [
-        (f"{classifier.classes[best]}: {probabilities[best] * 100:.0f} %", image)
-    ]
-    for number, record in enumerate(layers.values(), start=1):
-        rows = record.on_grid(record.rows([record.token_at(y, x)])[0].squeeze(-2)).mean(0)
-
-        def weights(axes: Any, rows: Tensor = rows) -> None:
-            axes.imshow(rows, extent=(0, 1, 1, 0))
-            axes.plot(x, y, "+", color="red", markersize=9, markeredgewidth=2)
-
-        found.append((f"layer {number}", weights))
-    shown = 6  # more do not fit
-    return found[:1] + found[1 :: max(1, (len(found) + shown - 3) // (shown - 1))]
+    every = max(1, (len(layers) + 4) // 5)  # five panels and the image fit
+    panels = {f"{classifier.classes[best]}: {probabilities[best] * 100:.0f} %": image}
+    for number, record in list(enumerate(layers.values(), start=1))[::every]:
+        rows = record.rows([record.token_at(y, x)])[0].squeeze(-2)
+        panels[f"layer {number}"] = record.on_grid(rows).mean(0)
+    return panels, (y, x)
 
 
-def _middle(image: Tensor) -> tuple[float, float]:
+def _middle(image: Tensor) -> Place:
     """(S, S, 3) -> (height, width), from 0 to 1, of the centre of what differs from the average."""
     off = (image - image.mean((0, 1))).square().sum(-1)
     off = off / off.sum().clamp(min=1e-12)
