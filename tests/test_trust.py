@@ -255,7 +255,7 @@ def test_a_model_is_built_of_plain_values() -> None:
         "norm_layer": {"class_path": "evil.Norm"}, "features_only": True, "out_indices": [0],
         "depths": [10**6] * 4, "attention_options": {"device": "cuda"}, "num_landmarks": "4",
     }.items():  # fmt: skip
-        with pytest.raises(UserError, match=f"tells options.{name}.* not taken from a file"):
+        with pytest.raises(UserError, match=f"sets options.{name}.* not taken from a file"):
             model_arguments("Classification", {**given, "options": {name: value}}, names)
 
 
@@ -263,9 +263,9 @@ def test_a_model_that_is_larger_than_its_weights_is_not_built() -> None:
     """70 billion numbers: it would take 280 GB."""
     state = build_model("softpp_nano", 10).state_dict()
     options = {"embed_dims": [2**16] * 4, "num_heads": [1] * 4}
-    with pytest.raises(UserError, match=r"tells of a model of [\d,]{14,} numbers and has"):
+    with pytest.raises(UserError, match=r"describes a model of [\d,]{14,} numbers, but has"):
         built(lambda: build_model(BackboneConfig("softpp_nano", options=options), 10), state)
-    with pytest.raises(UserError, match="no model can be built of what the checkpoint tells"):
+    with pytest.raises(UserError, match="no model can be built from the checkpoint"):
         built(lambda: build_model(BackboneConfig("softpp_nano", options={"act": 7}), 10), state)
     model = built(lambda: build_model("softpp_nano", 10), state)
     assert not model.training
@@ -277,10 +277,10 @@ def test_how_images_are_prepared_is_checked() -> None:
     assert preparation(told, 2, "size", "mean") == told
     with pytest.raises(UserError, match="2 classes for num_classes=3"):
         preparation(told, 3)
-    with pytest.raises(UserError, match="does not tell std"):
+    with pytest.raises(UserError, match="has no std"):
         preparation(told, 2, "mean", "std")
     for name, value in {"size": 10**6, "mean": "x", "classes": [1, 2], "evil": 1}.items():
-        with pytest.raises(UserError, match=f"tells {name} of images"):
+        with pytest.raises(UserError, match=f"sets {name} of images"):
             preparation({**told, name: value}, 2)
 
 

@@ -98,7 +98,7 @@ def sound_checkpoint(path: Path) -> Path:
         return path
     if not spare or damage(previous):
         also = f", and so is {PREVIOUS} beside it" if spare else ""
-        raise UserError(f"{path} {wrong}: it is truncated or damaged, or none of a run{also}")
+        raise UserError(f"{path} {wrong}: it is truncated or damaged, or not of a run{also}")
     if os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0":
         print(
             f"softmaxfree: {path} {wrong}; the checkpoint before it, {previous}, is taken",

@@ -68,7 +68,7 @@ def model_arguments(task: str, given: Any, names: Sequence[str]) -> dict[str, An
     """
     given = given if isinstance(given, Mapping) else {}
     if given.get("num_classes") is None:
-        raise UserError("the checkpoint does not tell of its model's classes: it is damaged")
+        raise UserError("the checkpoint has no num_classes: it is damaged")
     wanted = {name: given[name] for name in names if name in given}
     return _refusing(wanted, tasks()[task], "the model")
 
@@ -84,7 +84,7 @@ def preparation(given: Any, num_classes: int, *needed: str) -> dict[str, Any]:
             )
     if missing := [name for name in needed if found.get(name) is None]:
         raise UserError(
-            f"the checkpoint does not tell {', '.join(missing)}: it is damaged, or none that "
+            f"the checkpoint has no {', '.join(missing)}: it is damaged, or not one that "
             "`softmaxfree fit` has written"
         )
     return found
@@ -105,7 +105,7 @@ def built(make: Callable[[], Model], state: Any) -> Model:
         stored = sum(tensor.numel() for tensor in state.values())
         if told > 2 * stored + 2**20:
             raise UserError(
-                f"the checkpoint tells of a model of {told:,} numbers and has {stored:,}: it is "
+                f"the checkpoint describes a model of {told:,} numbers, but has {stored:,}: it is "
                 "damaged"
             )
         model = make()
@@ -115,8 +115,8 @@ def built(make: Callable[[], Model], state: Any) -> Model:
     except Exception as error:  # whatever wrong values make torch and timm raise
         reason = str(error).strip().split("\n")[0][:300].rstrip(".:")
         raise UserError(
-            f"no model can be built of what the checkpoint tells ({type(error).__name__}: "
-            f"{reason}): it is damaged, or none that `softmaxfree fit` has written"
+            f"no model can be built from the checkpoint ({type(error).__name__}: "
+            f"{reason}): it is damaged, or not one that `softmaxfree fit` has written"
         ) from error
     return model.eval()
 
@@ -125,7 +125,7 @@ def _refusing(given: Mapping[Any, Any], table: Table, what: str) -> dict[str, An
     taken, others = plain(given, table, "")
     if refused := [name for name in others if name.rpartition(".")[2] not in WEIGHTS]:
         raise UserError(
-            f"the checkpoint tells {visible(', '.join(refused))} of {what}, which "
+            f"the checkpoint sets {visible(', '.join(refused))} of {what}, which "
             f"{'are' if len(refused) > 1 else 'is'} not taken from a file: only plain values of "
             "known options are"
         )

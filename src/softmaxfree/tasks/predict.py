@@ -101,7 +101,7 @@ def read_run_checkpoint(path: Path) -> dict[str, Any]:
     except Exception as error:  # whatever a broken file makes torch raise
         reason = str(error).split("\n")[0].rstrip(".")
         raise UserError(
-            f"{path} cannot be read as a checkpoint ({reason}): it is truncated, or none of a run"
+            f"{path} cannot be read as a checkpoint ({reason}): it is truncated, or not of a run"
         ) from error
     return checkpoint
 
