@@ -84,7 +84,7 @@ def publish(run: Path) -> str:
         raise UserError(f"{run} is of {name}; weights are published of {', '.join(PUBLISHED)}")
     if "scores" not in told:
         raise UserError(
-            f"{run} has not ended; go on with `softmaxfree fit --ckpt_path {run}/last.ckpt`"
+            f"{run} has not ended; go on with `softmaxfree fit --checkpoint {run}/last.ckpt`"
         )
     weights = in_half_precision(checkpoint, "model.")
     overlay = {"state_dict": dict(weights)}

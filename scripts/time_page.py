@@ -13,7 +13,7 @@ from softmaxfree.lab.explore.drawing import FORMAT
 from softmaxfree.lab.explore.looks import photo
 from softmaxfree.lab.explore.view import Choice, View
 from softmaxfree.lab.figures.subject import Subject
-from softmaxfree.models.build import build_model
+from softmaxfree.models.build import BackboneConfig, build_model
 from softmaxfree.tasks.predict import Classifier
 
 CLICKS = 20
@@ -33,6 +33,7 @@ def untrained(
         "attention": attention,
         "options": options,
     }
+    model = build_model(BackboneConfig(backbone, attention, options=options), 1000)
     checkpoint = {
         "hyper_parameters": arguments,
         "images": {
@@ -43,10 +44,7 @@ def untrained(
             "crop_pct": 0.875,
             "interpolation": "bicubic",
         },
-        "state_dict": {
-            f"model.{name}": tensor
-            for name, tensor in build_model(**arguments).state_dict().items()
-        },
+        "state_dict": {f"model.{name}": tensor for name, tensor in model.state_dict().items()},
     }
     return Subject(backbone, attention or "softpp", Classifier(checkpoint))
 

@@ -42,7 +42,7 @@ def process(*words: str) -> subprocess.CompletedProcess[str]:
 def test_without_arguments_it_shows_help() -> None:
     done = softmaxfree()
     assert done.returncode == 0
-    assert "Measure speed and memory." in done.stdout
+    assert "measure speed and memory" in done.stdout
 
 
 @pytest.mark.slow
@@ -100,6 +100,17 @@ def test_a_missing_extra_is_named() -> None:
     sentence = r"a figure needs no_such.*pip install 'softmaxfree\[plots\]'"
     with pytest.raises(UserError, match=sentence), needs("plots", "a figure"):
         import no_such  # noqa: F401
+
+
+def test_a_command_names_the_extra_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "softmaxfree.training.runs", raising=False)
+    monkeypatch.setitem(sys.modules, "tabulate", None)
+    done = softmaxfree("runs", "folder")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "softmaxfree: error: softmaxfree runs needs tabulate; "
+        "install it with: pip install 'softmaxfree[train]'\n"
+    )
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from softmaxfree import cli, commands
+from softmaxfree import cli
 from softmaxfree.errors import UserError
 from softmaxfree.files import write_atomically
 
@@ -20,7 +20,7 @@ def test_a_bug_is_not_shortened(
     def broken(_: list[str]) -> None:
         raise bug("a bug of ours")
 
-    monkeypatch.setattr(commands, "runs", broken)
+    monkeypatch.setattr("softmaxfree.training.runs.runs", broken)
     with pytest.raises(bug, match="a bug of ours"):
         cli.main(["runs"])
     assert capsys.readouterr().err == ""

@@ -10,22 +10,12 @@ import torch
 import yaml
 
 from softmaxfree import data, tasks
+from softmaxfree.allow_list import DATA, is_below, is_number, is_size, is_word
+from softmaxfree.allow_list import tasks as task_tables
 from softmaxfree.data.base import Data
 from softmaxfree.errors import UserError, visible
-from softmaxfree.models.build import build_model
-from softmaxfree.trust import (
-    DATA,
-    built,
-    configuration,
-    is_below,
-    is_number,
-    is_size,
-    is_word,
-    model_arguments,
-    preparation,
-    read_yaml,
-)
-from softmaxfree.trust import tasks as task_tables
+from softmaxfree.models.build import BackboneConfig, build_model
+from softmaxfree.trust import built, configuration, model_arguments, preparation, read_yaml
 
 RECIPES = {
     path.stem: config
@@ -34,7 +24,7 @@ RECIPES = {
 }
 """Those that are whole, not to be added to another."""
 FILE = Path("file.ckpt")
-BY_THE_USER_ALONE = {"init_from", "teacher", "teacher_checkpoint", "results", "download"}
+BY_THE_USER_ALONE = {"init_checkpoint", "teacher", "teacher_checkpoint", "results", "download"}
 
 
 def parameters(kind: type) -> set[str]:
@@ -113,7 +103,7 @@ def test_runs_of_all_recipes_are_read_whole(name: str, command: str) -> None:
         ("model/init_args/dict_kwargs", {"a": 1}, "--model.dict_kwargs"),
         ("config", "other.yaml", "--config"),
         ("out", "/tmp/elsewhere", "--out"),
-        ("ckpt_path", "other.ckpt", "--ckpt_path"),
+        ("checkpoint", "other.ckpt", "--checkpoint"),
     ],
 )
 def test_what_is_not_plain_is_given_again(place: str, value: Any, option: str) -> None:
@@ -169,11 +159,13 @@ def test_a_file_does_not_start_processes() -> None:
 def test_first_weights_are_not_looked_for_again() -> None:
     sources = {"pretrained": True, "checkpoint_path": "a.pth", "pretrained_cfg": {"url": "x"}}
     options = {"num_landmarks": 49, **sources}
-    config = small(**{"model/init_args/options": options, "model/init_args/init_from": "/a.ckpt"})
+    config = small(
+        **{"model/init_args/options": options, "model/init_args/init_checkpoint": "/a.ckpt"}
+    )
     for command in ("fit", "validate"):
         taken, left = configuration(config, FILE, command, [])
         assert taken["model"]["init_args"]["options"] == {"num_landmarks": 49}
-        assert "init_from" not in taken["model"]["init_args"]
+        assert "init_checkpoint" not in taken["model"]["init_args"]
         assert left == []
 
 
@@ -263,7 +255,7 @@ def test_a_model_is_built_of_plain_values() -> None:
         "norm_layer": {"class_path": "evil.Norm"}, "features_only": True, "out_indices": [0],
         "depths": [10**6] * 4, "attention_options": {"device": "cuda"}, "num_landmarks": "4",
     }.items():  # fmt: skip
-        with pytest.raises(UserError, match=f"tells options.{name}.* not taken from a file"):
+        with pytest.raises(UserError, match=f"sets options.{name}.* not taken from a file"):
             model_arguments("Classification", {**given, "options": {name: value}}, names)
 
 
@@ -271,10 +263,10 @@ def test_a_model_that_is_larger_than_its_weights_is_not_built() -> None:
     """70 billion numbers: it would take 280 GB."""
     state = build_model("softpp_nano", 10).state_dict()
     options = {"embed_dims": [2**16] * 4, "num_heads": [1] * 4}
-    with pytest.raises(UserError, match=r"tells of a model of [\d,]{14,} numbers and has"):
-        built(lambda: build_model("softpp_nano", 10, options=options), state)
-    with pytest.raises(UserError, match="no model can be built of what the checkpoint tells"):
-        built(lambda: build_model("softpp_nano", 10, options={"act": 7}), state)
+    with pytest.raises(UserError, match=r"describes a model of [\d,]{14,} numbers, but has"):
+        built(lambda: build_model(BackboneConfig("softpp_nano", options=options), 10), state)
+    with pytest.raises(UserError, match="no model can be built from the checkpoint"):
+        built(lambda: build_model(BackboneConfig("softpp_nano", options={"act": 7}), 10), state)
     model = built(lambda: build_model("softpp_nano", 10), state)
     assert not model.training
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in state.items())
@@ -285,10 +277,10 @@ def test_how_images_are_prepared_is_checked() -> None:
     assert preparation(told, 2, "size", "mean") == told
     with pytest.raises(UserError, match="2 classes for num_classes=3"):
         preparation(told, 3)
-    with pytest.raises(UserError, match="does not tell std"):
+    with pytest.raises(UserError, match="has no std"):
         preparation(told, 2, "mean", "std")
     for name, value in {"size": 10**6, "mean": "x", "classes": [1, 2], "evil": 1}.items():
-        with pytest.raises(UserError, match=f"tells {name} of images"):
+        with pytest.raises(UserError, match=f"sets {name} of images"):
             preparation({**told, name: value}, 2)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints as files: whether one is whole, and the one before it, which is kept beside it."""
+"""Checkpoint files: their checksum, and the previous one that is kept beside the last."""
 
 import os
 import sys
@@ -18,10 +18,10 @@ _ZEROS = 64 * b"0"
 
 
 def write_checkpoint(content: dict[str, Any], path: Path) -> None:
-    """What torch saves, with a checksum of the whole file in it.
+    """Saves with torch.save, and adds a checksum of the whole file.
 
-    torch stores a checksum with every tensor, but neither looks at it nor covers the rest. Ours is
-    in a field of the archive's directory, that of an empty record which torch does not look for.
+    torch stores a checksum with every tensor, but never checks it, and does not cover the rest. Our
+    checksum is in the archive's directory, in a field of an empty record that torch ignores.
     """
     with atomic_file(path) as file:
         torch.save(content, file)
@@ -38,9 +38,9 @@ def write_checkpoint(content: dict[str, Any], path: Path) -> None:
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint; nothing if it is what was written.
+    """What is wrong with a checkpoint; None if it is intact.
 
-    A file without our checksum is looked at for torch's own.
+    A file without our checksum is checked by torch's own.
     """
     try:
         with user_file(path), path.open("rb") as file, zipfile.ZipFile(file) as archive:
@@ -60,7 +60,7 @@ def damage(path: Path) -> str | None:
 
 
 def _place(file: IO[bytes]) -> int | None:
-    """Where the checksum is, if there is one: at the end of the directory, that of the file."""
+    """The position of the checksum, if there is one, near the end of the file."""
     start = max(file.seek(0, os.SEEK_END) - 1000, 0)
     file.seek(start)
     found = file.read().rfind(_MARK)
@@ -68,7 +68,7 @@ def _place(file: IO[bytes]) -> int | None:
 
 
 def _digest(file: IO[bytes], place: int) -> bytes:
-    """The checksum, in hexadecimal digits, of a file with zeros in its place."""
+    """The checksum of a file, with zeros in place of the checksum, in hexadecimal digits."""
     digest, left = sha256(), place
     file.seek(0)
     while left and (chunk := file.read(min(left, 2**20))):
@@ -81,7 +81,7 @@ def _digest(file: IO[bytes], place: int) -> bytes:
 
 
 def sound_checkpoint(path: Path) -> Path:
-    """The file itself, or in place of a damaged last.ckpt the one before it, with a line on that.
+    """The file itself or, if last.ckpt is damaged, previous.ckpt, with a line that says so.
 
     Every reader of a run's checkpoint begins here.
     """
@@ -98,7 +98,7 @@ def sound_checkpoint(path: Path) -> Path:
         return path
     if not spare or damage(previous):
         also = f", and so is {PREVIOUS} beside it" if spare else ""
-        raise UserError(f"{path} {wrong}: it is truncated or damaged, or none of a run{also}")
+        raise UserError(f"{path} {wrong}: it is truncated or damaged, or not of a run{also}")
     if os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0":
         print(
             f"softmaxfree: {path} {wrong}; the checkpoint before it, {previous}, is taken",
@@ -108,7 +108,7 @@ def sound_checkpoint(path: Path) -> Path:
 
 
 def holds_run(folder: Path) -> bool:
-    """Whether there is a run to go on with."""
+    """Whether a folder holds a run that can be resumed."""
     return (folder / LAST).exists() or (folder / PREVIOUS).exists()
 
 
@@ -122,7 +122,7 @@ def keep_previous(last: Path) -> None:
         unfinished.unlink(missing_ok=True)
         try:
             os.link(last, unfinished)
-        except OSError:  # a file system without links: there is no last.ckpt for a moment
+        except OSError:  # on a file system without links there is no last.ckpt for a moment
             os.replace(last, previous)
         else:
             os.replace(unfinished, previous)

@@ -6,19 +6,23 @@ import signal
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from .errors import UserError, visible
+from .imports import needs
 
 
 class Command(NamedTuple):
-    """A function beside its work."""
+    """A function that stands beside its work; its signature and docstring make the options."""
 
     target: str
     """`module:function` of this package."""
     help: str
+    extra: str = ""
+    """The extra of this package that the function's module needs, as in `softmaxfree[train]`."""
     parses: bool = False
-    """Whether the function takes the words of the command line as they are."""
+    """Whether the function parses the command line itself."""
 
 
 Commands = dict[str, "Command | Group"]
@@ -32,17 +36,19 @@ class Group(NamedTuple):
 
 
 COMMANDS: Commands = {
-    "fit": Command("commands:fit", "train a model; without arguments, digits", True),
-    "validate": Command("commands:validate", "score a checkpoint", True),
-    "test": Command("commands:test", "score a checkpoint on the test split", True),
-    "predict": Command("commands:predict", "say what is on images", True),
-    "runs": Command("commands:runs", "compare finished training runs", True),
+    "fit": Command("training.command:fit", "train a model; by default on digits", "train", True),
+    "validate": Command("training.command:validate", "score a checkpoint", "train", True),
+    "test": Command("training.command:test", "score it on the test split", "train", True),
+    "predict": Command("tasks.predict:predict", "say what is on images", "train", True),
+    "runs": Command("training.runs:runs", "compare finished training runs", "train", True),
     "models": Command("lab.bench.family:list_models", "list every backbone and its cost"),
-    "build": Command("commands:build", "compile the optional code for this CPU"),
+    "build": Command("ops.backends.native:build", "compile the optional code for this CPU"),
     "doctor": Command("lab.doctor:doctor", "check this machine and say what it does best"),
-    "convert": Command("commands:convert", "turn a released checkpoint into safetensors"),
-    "export": Command("commands:export", "export a backbone to ONNX or torch.export"),
-    "reproduce": Command("lab.reproduce.reproduce:reproduce", "test claims of the paper", True),
+    "convert": Command("models.convert:convert_released", "turn released weights to safetensors"),
+    "export": Command("deploy:export_checked", "export a backbone to ONNX or torch.export"),
+    "reproduce": Command(
+        "lab.reproduce.reproduce:reproduce", "test claims of the paper", "train", True
+    ),
     "explore": Command("lab.explore.page:explore", "look into attention in the browser"),
     "figures": Group(
         "draw the paper's figures from any model and images",
@@ -120,13 +126,13 @@ def run_command(words: list[str]) -> None:
 
 def _call(command: Command, words: list[str], program: str) -> None:
     module, name = command.target.split(":")
-    function: Callable[..., Any] = getattr(import_module(f"softmaxfree.{module}"), name)
-    if command.parses:
-        function(words)
-    else:
-        from jsonargparse import auto_cli
+    with needs(command.extra, program):
+        function: Callable[..., Any] = getattr(import_module(f"softmaxfree.{module}"), name)
+    from jsonargparse import auto_cli
 
-        auto_cli(function, args=words, prog=program)
+    written = function(words) if command.parses else auto_cli(function, args=words, prog=program)
+    if isinstance(written, Path):
+        print(f"written: {written}")
 
 
 def _reader_has_left() -> bool:

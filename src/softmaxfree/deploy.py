@@ -5,7 +5,7 @@ import difflib
 import io
 import warnings
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,56 +15,75 @@ from torch import Tensor
 
 from .errors import UserError
 from .files import write_atomically
+from .imports import Names, import_modules, needs
 from .models.backbone import Backbone
 from .models.checkpoints import read_checkpoint
 
 Size = tuple[int, int]
 TOLERANCE = 1e-3
-"""Of an exported file's logits, relative to the model's largest.
+"""The largest error of an exported file's logits, relative to the model's largest logit.
 
-Rounding in float32 came to 2e-4 at three times the size of training; cut-off windows to 9e-2.
+Rounding in float32 gave 2e-4 at three times the training size; cut-off windows gave 9e-2.
 """
 
 
 def export_checked(
-    name: str,
-    path: Path,
-    checkpoint: Path | None,
-    num_classes: int | None,
-    side: int | None,
-    inverse: str | None,
-    attention: str | None,
+    model: str,
+    target: Path,
+    checkpoint: Path | None = None,
+    num_classes: int | None = None,
+    size: int | None = None,
+    inverse: str | None = None,
+    attention: str | None = None,
+    modules: Names = None,
 ) -> None:
-    """Builds a backbone, exports it, compares the file with it at other sizes, and says so."""
-    _check_suffix(path)
+    """Export a backbone to ONNX or to torch.export's format, for images of any size.
+
+    Batch, height and width stay open, from 33 pixels on (17 for nano, 61 for the released models,
+    whose landmarks leave remainders out). The file is then run, an .onnx one by onnxruntime, at
+    three other sizes, one of them odd, and compared with the model. Takes one to five minutes.
+
+    Args:
+        model: Name of a backbone, such as softpp_tiny; see `softmaxfree models`.
+        target: The .onnx or .pt2 file to write.
+        checkpoint: Checkpoint with the weights, .pth or .safetensors; random ones if not given.
+        num_classes: Width of the logits; the model's default if not given.
+        size: Side of images in pixels, to trace the model with; the model's own if not given.
+        inverse: How the landmark matrix is inverted; the model's own way if not given. Weights
+            need the one that they were trained with.
+        attention: Attention to use in the backbone; its own if not given.
+        modules: Python modules to import first, which register attentions of your own.
+    """
+    import_modules(modules)
+    _check_suffix(target)
     names = timm.list_models("soft*")
-    if name not in names:
-        close = difflib.get_close_matches(name, names) or ["softpp_tiny"]
+    if model not in names:
+        close = difflib.get_close_matches(model, names) or ["softpp_tiny"]
         raise UserError(
-            f"there is no backbone {name!r}; did you mean {' or '.join(close)}? "
+            f"there is no backbone {model!r}; did you mean {' or '.join(close)}? "
             "`softmaxfree models` lists them"
         )
-    model = timm.create_model(name, num_classes=num_classes, inverse=inverse, attention=attention)
+    built = timm.create_model(model, num_classes=num_classes, inverse=inverse, attention=attention)
     if checkpoint is not None:
-        model.load_state_dict(read_checkpoint(checkpoint))
-    side = side or model.default_cfg["input_size"][-1]
+        built.load_state_dict(read_checkpoint(checkpoint))
+    side = size or built.default_cfg["input_size"][-1]
     sizes = [(side + 32, side), (side, side * 3 // 2), (side + 17, side + 43)]
-    print(f"exporting {name} ...", flush=True)
-    checked = path.with_name(f".{path.name}.unchecked{path.suffix}")
+    print(f"exporting {model} ...", flush=True)
+    checked = target.with_name(f".{target.name}.unchecked{target.suffix}")
     try:
-        export(model, checked, (side, side + 16))
-        for (height, width), error in compare(model, checked, sizes).items():
+        export(built, checked, (side, side + 16))
+        for (height, width), error in compare(built, checked, sizes).items():
             print(f"  {height} x {width}: {error:.1e} of the largest logit from the model")
             if not error <= TOLERANCE:
                 raise RuntimeError(
-                    f"the exported graph does not compute what {name} computes; {path} is not "
+                    f"the exported graph does not compute what {model} computes; {target} is not "
                     "written"
                 )
-        checked.replace(path)
+        checked.replace(target)
     finally:
         checked.unlink(missing_ok=True)
-    print(f"written: {path}, {path.stat().st_size / 1e6:.1f} MB")
-    if alike(model, sizes[0]):
+    print(f"written: {target}, {target.stat().st_size / 1e6:.1f} MB")
+    if alike(built, sizes[0]):
         print("  with these weights all images have nearly the same logits: the check says little")
 
 
@@ -72,8 +91,8 @@ def export(model: Backbone, path: Path, size: Size) -> None:
     """Writes a model as .onnx or .pt2, with batch, height and width left open.
 
     Args:
-        model: Takes images (B, in_chans, H, W); it is exported as in evaluation.
-        path: Its suffix says which of the two.
+        model: Takes images (B, in_chans, H, W); it is exported in evaluation mode.
+        path: Its suffix chooses the format.
         size: (height, width) of the image that the model is traced with.
     """
     _check_suffix(path)
@@ -82,7 +101,7 @@ def export(model: Backbone, path: Path, size: Size) -> None:
         _refuse_what_onnx_lacks(model)
     buffer = io.BytesIO()
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")  # of the exporters about themselves
+        warnings.simplefilter("ignore")  # the exporters' warnings about themselves
         program = graph(model, size)
         if path.suffix == ".pt2":
             torch.export.save(program, buffer)
@@ -96,7 +115,7 @@ def export(model: Backbone, path: Path, size: Size) -> None:
 
 
 def graph(model: Backbone, size: Size) -> torch.export.ExportedProgram:
-    """What a model does in evaluation, with batch, height and width left open."""
+    """The model's graph in evaluation mode, with batch, height and width left open."""
     images = torch.randn(2, model.in_chans, *size)
     shapes = {"x": dict.fromkeys((0, 2, 3), torch.export.Dim.DYNAMIC)}
     with torch.no_grad():
@@ -104,7 +123,7 @@ def graph(model: Backbone, size: Size) -> torch.export.ExportedProgram:
 
 
 def compare(model: Backbone, path: Path, sizes: Sequence[Size]) -> dict[Size, float]:
-    """How far the exported model is from the model, relative to its largest logit, by size."""
+    """The error of the exported file, relative to the model's largest logit, by image size."""
     run = open_exported(path)
     errors = {}
     for batch, size in enumerate(sizes, start=1):
@@ -118,14 +137,14 @@ def compare(model: Backbone, path: Path, sizes: Sequence[Size]) -> dict[Size, fl
 
 @torch.no_grad()
 def alike(model: Backbone, size: Size) -> bool:
-    """Whether two different images have the same logits, but for ten times the tolerance."""
+    """Whether the logits of two different images agree within ten times the tolerance."""
     images = torch.randn(2, model.in_chans, *size, generator=torch.Generator().manual_seed(0))
     first, second = model.eval()(images)
     return bool((first - second).abs().max() < 10 * TOLERANCE * first.abs().max())
 
 
 def open_exported(path: Path) -> Callable[[Tensor], Tensor]:
-    """What an exported file computes: images (B, C, H, W) -> logits."""
+    """The function of an exported file: images (B, C, H, W) -> logits."""
     if path.suffix == ".pt2":
         return torch.export.load(path).module()
     _need_onnx()
@@ -143,11 +162,9 @@ def _check_suffix(path: Path) -> None:
 
 
 def _need_onnx() -> None:
-    for package in ("onnx", "onnxscript", "onnxruntime"):
-        if find_spec(package) is None:
-            raise UserError(
-                f"ONNX needs {package}; install it with: pip install 'softmaxfree[export]'"
-            )
+    with needs("export", "ONNX"):
+        for package in ("onnx", "onnxscript", "onnxruntime"):
+            import_module(package)
 
 
 def _refuse_what_onnx_lacks(model: Backbone) -> None:
@@ -156,5 +173,5 @@ def _refuse_what_onnx_lacks(model: Backbone) -> None:
         if method in ("cholesky", "exact"):
             raise UserError(
                 f"ONNX has no operator for inverse={method!r}; build the model with "
-                "inverse='auto', which gives the same by products alone"
+                "inverse='auto', which gives the same result by matrix products"
             )

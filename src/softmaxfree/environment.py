@@ -1,4 +1,4 @@
-"""Where a number comes from: commit, hardware, versions, memory, and the command that runs."""
+"""The origin of a number: commit, hardware, versions, memory and command."""
 
 import os
 import platform
@@ -15,7 +15,7 @@ import torch
 
 
 def commit() -> str | None:
-    """The commit of the working copy that this package runs from; None if it is installed."""
+    """The commit of the working copy that this package runs from; None if installed."""
 
     def git(*words: str) -> str:
         folder = Path(__file__).parent
@@ -33,6 +33,7 @@ def commit() -> str | None:
 
 
 def hardware() -> dict[str, Any]:
+    """CPU, cores, system and GPU of this machine."""
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -46,6 +47,7 @@ def hardware() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
+    """The versions of Python, this package and its main dependencies."""
     found = {"python": platform.python_version(), "torch": torch.__version__}
     for package in ("softmaxfree", "timm", "lightning", "torchvision"):
         try:
@@ -56,7 +58,7 @@ def versions() -> dict[str, str]:
 
 
 def process_bytes(field: str) -> int | None:
-    """A number of bytes that Linux reports of this process; None on other systems."""
+    """A field of Linux's /proc/self/status, in bytes; None on other systems."""
     path = Path("/proc/self/status")
     if not path.exists():
         return None
@@ -67,18 +69,19 @@ def process_bytes(field: str) -> int | None:
 
 
 def largest_memory() -> int:
-    """The most bytes that this process has ever had in memory, all included."""
-    # What getrusage says counts the process that this one was started from.
+    """The peak memory of this process in bytes."""
+    # getrusage includes the process that started this one.
     return process_bytes("VmHWM") or largest_ever()
 
 
 def largest_ever() -> int:
+    """The peak memory of this process, or of the one that started it, in bytes."""
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return largest if sys.platform == "darwin" else largest * 1024
 
 
 def program() -> str:
-    """What to type before a command's name so that it runs here, from the current folder."""
+    """What to type before a command's name to run it from the current folder."""
     started = Path(sys.argv[0])
     if started.stem != "softmaxfree":
         return shlex.join([sys.executable, "-m", "softmaxfree"])
@@ -90,5 +93,5 @@ def program() -> str:
 
 
 def command_line() -> str:
-    """The command that runs now, as a user would type it."""
+    """The running command, as a user would type it."""
     return shlex.join(["softmaxfree", *sys.argv[1:]])

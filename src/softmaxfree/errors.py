@@ -1,4 +1,4 @@
-"""Mistakes that a user can put right, told apart from bugs."""
+"""Errors that a user can correct, as opposed to bugs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,22 +14,22 @@ class UserError(ValueError):
     """
 
     exit_code: ClassVar[int] = 1
-    """The status that a command ends with."""
+    """The exit status of the command."""
 
 
 class DivergedError(UserError):
-    """The loss or the weights are no longer finite. The last checkpoint before that is kept."""
+    """The loss or a weight is no longer finite; the last checkpoint before that is kept."""
 
     exit_code = 3
 
 
 @contextmanager
 def user_file(path: Path | str, purpose: str = "read") -> Iterator[None]:
-    """Turns the system's refusal to open a path of the user's into a `UserError`.
+    """Turns an OSError on a path that the user gave into a `UserError`.
 
     Args:
-        path: What is opened inside of the context.
-        purpose: What for, as a verb: "read" or "write".
+        path: The file that is opened inside the context.
+        purpose: "read" or "write".
     """
     try:
         yield
@@ -39,9 +39,9 @@ def user_file(path: Path | str, purpose: str = "read") -> Iterator[None]:
 
 
 def visible(text: object) -> str:
-    """Text from a file, for a terminal: one line, in which control characters are spelt out.
+    """Text from a file for a terminal: one line, with control characters spelt out.
 
-    An escape sequence could otherwise hide or forge what else is printed.
+    An escape sequence could otherwise hide or forge other output.
     """
     return "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode()

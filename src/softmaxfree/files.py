@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and where recipes are."""
+"""Atomic writing of files, and where recipes are."""
 
 import io
 import os
@@ -13,7 +13,7 @@ from .errors import UserError, user_file
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write to, in place of the old one once it is whole and on the disk."""
+    """Opens a file to write to, which replaces the old one when it is complete and on the disk."""
     with user_file(path, "write"):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=_prefix(path))
@@ -32,13 +32,13 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """The whole file or, if stopped on the way, the old one."""
+    """Writes a file completely or, if the process is stopped, leaves the old one."""
     with atomic_file(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 def write_picture(path: Path, picture: Any) -> None:
-    """An image of PIL's or a figure of matplotlib's as a PNG, whole or not at all."""
+    """Writes an image of PIL or a figure of matplotlib atomically, as PNG."""
     buffer = io.BytesIO()
     if hasattr(picture, "savefig"):
         picture.savefig(buffer, format="png", dpi=120)
@@ -48,10 +48,10 @@ def write_picture(path: Path, picture: Any) -> None:
 
 
 def append(path: Path, line: bytes) -> None:
-    """Adds a line to a file, after the end of one that was torn by a kill.
+    """Appends a line to a file, after ending a line that a kill has cut short.
 
-    A symbolic link is replaced by a file, as in `atomic_file`: whoever made the folder does not
-    choose what else is written to.
+    A symbolic link is replaced by a file, as in `atomic_file`, so that the folder's maker cannot
+    choose another file to be written to.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_symlink():
@@ -66,7 +66,7 @@ def append(path: Path, line: bytes) -> None:
 
 
 def remove_unfinished(path: Path) -> None:
-    """Removes what a process that was killed left of writing a file."""
+    """Removes the unfinished files that a killed process left of writing this one."""
     for unfinished in path.parent.glob(f"{_prefix(path)}*"):
         unfinished.unlink(missing_ok=True)
 
@@ -76,7 +76,7 @@ def _prefix(path: Path) -> str:
 
 
 def recipe(name: str) -> Path:
-    """A recipe's file: in the installed package, or at the root of the working copy."""
+    """The file of a recipe, in the installed package or at the root of the working copy."""
     here = Path(__file__).parent
     for folder in (here / "recipes", here.parents[1] / "recipes"):
         if (folder / name).is_file():

@@ -1,9 +1,9 @@
-"""What every attention must keep, as tests that a class inherits.
+"""Tests that every attention must pass, for a class to inherit.
 
     class TestMine(AttentionBattery):
         name = "mine"
 
-and pytest runs them all on the attention that was registered under that name.
+Then pytest runs them all on the attention that is registered under that name.
 """
 
 import copy
@@ -24,14 +24,14 @@ DIM, HEADS = 24, 3
 class AttentionBattery:
     """Shapes, gradients, masks, batches, precision and cost of a registered attention.
 
-    `name` is that of the table, `options` go to its constructor, which must know them.
+    `name` is its name in the registry, `options` are arguments of its constructor.
     """
 
     name: ClassVar[str]
     options: ClassVar[dict[str, Any]] = {}
 
     def build(self, ndim: int = 2, seed: int = 0, **options: Any) -> MultiHeadAttention:
-        """A small layer in float64, for evaluation; it need not have the options given here."""
+        """A small layer in float64, in evaluation mode; unknown `options` are left out."""
         torch.manual_seed(seed)
         defaults = {"ratio": 3, "max_size": (16,) * ndim if ndim == 2 else (256,)}
         own = chosen_options(self.name, **self.options)
@@ -39,8 +39,7 @@ class AttentionBattery:
         return build_attention(self.name, DIM, HEADS, **options).double().eval()
 
     def build_both(self, ndim: int = 2, **options: Any) -> Iterator[MultiHeadAttention]:
-        """With queries and keys as they are by default, and the other way if it can be had: tied,
-        or with projections of their own."""
+        """The layer as it is by default and, if it can, with `tie_qk` the other way."""
         layer = self.build(ndim, **options)
         yield layer
         try:
@@ -92,7 +91,7 @@ class AttentionBattery:
         assert abs(got - expected) < 1e-5 * abs(expected) + 1e-7, f"{got:.8g}, not {expected:.8g}"
 
     def test_values_enter_linearly(self) -> None:
-        """Heat maps are made of this: attention to one-hot values is a row of the matrix."""
+        """Heat maps rely on it: attention to one-hot values gives the attention matrix."""
         layer = self.build(1)
         q, k, v, w = _tokens(4, 1, HEADS, 30, DIM // HEADS).unbind()
         k = q if layer.k is None else k
@@ -110,7 +109,7 @@ class AttentionBattery:
                 assert error < 1e-9, f"with {options}, tie_qk={layer.tie_qk}: {error:.1e}"
 
     def test_padding_reaches_no_gradient(self) -> None:
-        """Where it holds NaN neither: NaN times 0 is NaN."""
+        """Not even if the padding is NaN, and NaN times 0 is NaN."""
         for options in ({}, {"value_conv": 3}, {"gate": True}):
             for layer in self.build_both(1, num_landmarks=4, **options):
                 x = _tokens(2, 57, DIM)
@@ -171,7 +170,7 @@ class AttentionBattery:
 
     def test_the_order_of_tokens(self) -> None:
         if not attention_class(self.name).equivariant:
-            import pytest  # the rest of this file does without, for benchmarks run some of it
+            import pytest  # only here: benchmarks run some of these tests without pytest
 
             pytest.skip(f"{self.name} does not declare `equivariant`")
         layer, x = self.build(1), _tokens(2, 40, DIM)
@@ -212,7 +211,7 @@ class AttentionBattery:
         assert torch.equal(other(x, (8, 8)), layer(x, (8, 8)))
 
     def test_cost_grows_as_declared(self) -> None:
-        """Of 16 x 16 and 32 x 32 tokens, with as many landmarks."""
+        """With 16 x 16 and 32 x 32 tokens and the same number of landmarks."""
         counts = []
         for side in (16, 32):
             layer = self.build(num_landmarks=16, max_size=(side, side), ratio=side // 4).float()
@@ -232,7 +231,7 @@ def _tokens(*shape: int, seed: int = 0) -> Tensor:
 
 
 def _error(got: Tensor, expected: Tensor) -> float:
-    """Relative, over all entries."""
+    """The relative error over all entries."""
     got, expected = got.detach().double(), expected.detach().double()
     return ((got - expected).norm() / expected.norm().clamp(min=1e-300)).item()
 
@@ -242,4 +241,4 @@ def _refusal(layer: MultiHeadAttention, *arguments: Any) -> str:
         layer(*arguments)
     except ValueError as error:
         return str(error)
-    raise AssertionError("it should have been refused")
+    raise AssertionError("the layer should have raised ValueError")

@@ -42,7 +42,7 @@ def choose_waiting() -> None:
 
 
 def busy_cores(seconds: float = 0.1) -> float | None:
-    """How many cores other processes keep busy now; None where the system does not tell."""
+    """The number of cores that other processes keep busy; None if the system does not tell."""
     before = _core_times()
     time.sleep(seconds)
     after = _core_times()
@@ -53,7 +53,7 @@ def busy_cores(seconds: float = 0.1) -> float | None:
 
 
 def _core_times() -> tuple[int, int] | None:
-    """Ticks of all cores since the system started: in all, and idle."""
+    """Ticks of all cores since the system started: in total, and idle."""
     try:
         words = Path("/proc/stat").read_text().split("\n", 1)[0].split()
     except OSError:
@@ -63,6 +63,6 @@ def _core_times() -> tuple[int, int] | None:
 
 
 def waiting() -> str:
-    """What is set, for people."""
+    """The settings of how threads wait, as text."""
     found = [f"{name}={os.environ[name]}" for name in SETTINGS if name in os.environ]
     return ", ".join(found) or "nothing set: threads spin for milliseconds while they wait"

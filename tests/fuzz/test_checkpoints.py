@@ -111,7 +111,7 @@ def payloads(canary: str) -> list[Any]:
 TOP = ("trainer", "model", "data")
 PLACES = [
     *((name,) for name in (
-        *TOP, "modules", "config", "out", "ckpt_path", "save_every", "seed_everything",
+        *TOP, "modules", "config", "out", "checkpoint", "save_every", "seed_everything",
         "print_config", "optimizer", "lr_scheduler", "unknown",
     )),
     *(("trainer", name) for name in (
@@ -124,7 +124,7 @@ PLACES = [
                                                             "dict_kwargs", "unknown")),
     *(("model", "init_args", name) for name in (
         "backbone", "num_classes", "attention", "tie_qk", "options", "optimizer",
-        "optimizer_options", "schedule", "ema", "init_from", "freeze", "teacher",
+        "optimizer_options", "schedule", "ema", "init_checkpoint", "freeze", "teacher",
         "teacher_checkpoint", "results", "mixup", "unknown",
     )),
     *(("model", "init_args", "options", name) for name in (
@@ -158,10 +158,10 @@ def put(values: Any, place: tuple[str, ...], value: Any) -> None:
 
 COMMANDS: dict[str, Callable[[Path], object]] = {
     "predict": lambda path: predict([Path("image.png")], path),
-    "validate": lambda path: run("validate", ["--ckpt_path", str(path)]),
-    "test": lambda path: run("test", ["--ckpt_path", str(path)]),
+    "validate": lambda path: run("validate", ["--checkpoint", str(path)]),
+    "test": lambda path: run("test", ["--checkpoint", str(path)]),
     "fit": lambda path: run(
-        "fit", ["--ckpt_path", str(path), "--out", "out", "--trainer.max_steps=1"]
+        "fit", ["--checkpoint", str(path), "--out", "out", "--trainer.max_steps=1"]
     ),
     "figures": lambda path: heatmap([path], [Path("image.png")], (0.5, 0.5), 0, None, Path("out")),
     "explore": lambda path: available_models([path]),
@@ -169,7 +169,9 @@ COMMANDS: dict[str, Callable[[Path], object]] = {
         "softpp_nano", Path("out.pt2"), path, 10, None, None, None
     ),
     "convert": lambda path: convert(path, Path("out.safetensors")),
-    "init_from": lambda path: initialise(timm.create_model("softpp_nano", num_classes=10), path),
+    "init_checkpoint": lambda path: initialise(
+        timm.create_model("softpp_nano", num_classes=10), path
+    ),
 }
 """Every command that reads a checkpoint."""
 
@@ -216,7 +218,7 @@ def test_an_honest_checkpoint_is_taken(
     command: str, folder: Path, honest: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or nothing below would mean anything."""
-    if command in ("export", "init_from"):
+    if command in ("export", "init_checkpoint"):
         monkeypatch.setattr("softmaxfree.deploy.export", lambda _, path, __: path.touch())
         state = timm.create_model("softpp_nano", num_classes=10).state_dict()
         torch.save({"state_dict": state}, folder / "file.ckpt")

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from softmaxfree.models.build import BackboneConfig
 from softmaxfree.models.detectors import build_detector
 
 from .test_backbones import images
@@ -26,7 +27,9 @@ TARGET = {
 TARGET["masks"][:, 30:60, 20:60] = 1
 
 
-def small(detector: str, backbone: str = "softpp_nano", **arguments: Any) -> nn.Module:
+def small(
+    detector: str, backbone: BackboneConfig | str = "softpp_nano", **arguments: Any
+) -> nn.Module:
     return build_detector(detector, 3, backbone, width=32, min_size=96, max_size=160, **arguments)
 
 
@@ -72,7 +75,7 @@ def test_any_pyramid_of_timm_stands_in(backbone: str) -> None:
 
 def test_another_attention_in_ours_and_in_timms() -> None:
     for backbone in ("softpp_nano", "swin_tiny_patch4_window7_224"):
-        model = small("retinanet", backbone, attention="linformer")
+        model = small("retinanet", BackboneConfig(backbone, attention="linformer"))
         assert any("Linformer" in type(module).__name__ for module in model.modules())
 
 

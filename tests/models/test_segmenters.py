@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from softmaxfree.models.build import BackboneConfig
 from softmaxfree.models.segmenters import DECODERS, build_segmenter
 
 from .test_backbones import images
@@ -25,7 +26,7 @@ def test_every_decoder_learns_at_any_size(decoder: str) -> None:
     backbone, options = ("softpp_tiny", NARROW)
     if decoder == "setr_pup":
         backbone, options = "softpp_vit_small", {"depth": 2}
-    model = build_segmenter(decoder, 5, backbone, options=options, width=64)
+    model = build_segmenter(decoder, 5, BackboneConfig(backbone, options=options), width=64)
     logits, second = model(images(2, 3, 70, 99))
     assert second is not None
     assert logits.shape == second.shape == (2, 5, 70, 99)

@@ -14,7 +14,7 @@ from softmaxfree import MultiHeadAttention, SoftmaxFreeAttention, SoftmaxFreeTra
 from softmaxfree.data.counters import seed_step
 from softmaxfree.data.samples import Batch
 from softmaxfree.layers.softmax import SoftmaxAttention
-from softmaxfree.models.build import build_model
+from softmaxfree.models.build import BackboneConfig, build_model
 from softmaxfree.models.replaced_modules import TiedProjection
 from softmaxfree.tasks import Classification
 from softmaxfree.tasks.classification import Scores
@@ -82,7 +82,7 @@ def test_a_journal_model_starts_from_a_released_checkpoint(tmp_path: Path) -> No
     """The released tiny has fewer blocks and softmax in stage 4; what fits is taken."""
     released = timm.create_model("soft_tiny_fudan", num_classes=10, img_size=64)
     torch.save({"state_dict": to_released(released.state_dict())}, tmp_path / "SOFT_tiny.pth")
-    journal = build_model("softpp_tiny", 10, options={"img_size": 64})
+    journal = build_model(BackboneConfig("softpp_tiny", options={"img_size": 64}), 10)
     before = {name: tensor.clone() for name, tensor in journal.state_dict().items()}
     told = initialise(journal, tmp_path / "SOFT_tiny.pth")
     after, theirs = journal.state_dict(), released.state_dict()
@@ -136,12 +136,12 @@ def test_projections_are_taken_by_another_attention(
 ) -> None:
     """Of timm's ViT and Swin, from and to all kinds of attention."""
     options = SMALL_TIMM[backbone]
-    source = build_model(backbone, 10, options=options, **trained)
+    source = build_model(BackboneConfig(backbone, options=options, **trained), 10)
     for parameter in source.parameters():
         nn.init.normal_(parameter)
     torch.save({f"model.{n}": tensor for n, tensor in source.state_dict().items()},
                tmp_path / "run.ckpt")  # fmt: skip
-    model = build_model(backbone, 10, options=options, **started)
+    model = build_model(BackboneConfig(backbone, options=options, **started), 10)
     told = initialise(model, tmp_path / "run.ckpt")
     expected = projections(source)
     assert len(expected) == (9 if "swin" in backbone else 6)
@@ -162,7 +162,7 @@ def test_a_run_that_goes_on_needs_no_weights_to_start_from(tmp_path: Path) -> No
     """From Python, where nothing but the Trainer knows of the checkpoint."""
     start, run = tmp_path / "start.pth", tmp_path / "run.ckpt"
     torch.save(Classification(**NANO).model.state_dict(), start)
-    arguments = {**NANO, "init_from": str(start)}
+    arguments = {**NANO, "init_checkpoint": str(start)}
     task = Classification(**arguments)
     train(task, tmp_path, steps=2)
     task.trainer.save_checkpoint(run)
@@ -225,7 +225,7 @@ def test_another_attention_in_timms_own_backbones(backbone: str) -> None:
     arguments = {"img_size": 64, "window_size": 4} if "swin" in backbone else {"img_size": 64}
     images = torch.randn(1, 3, 64, 64)
     plain, tied, replaced = (
-        build_model(backbone, 5, options=arguments, **chosen)
+        build_model(BackboneConfig(backbone, options=arguments, **chosen), 5)
         for chosen in ({}, {"tie_qk": True}, {"attention": "softpp"})
     )
     assert replaced(images).shape == tied(images).shape == (1, 5)
@@ -233,7 +233,7 @@ def test_another_attention_in_timms_own_backbones(backbone: str) -> None:
     assert fewer < count
     assert any(isinstance(module, SoftmaxFreeAttention) for module in replaced.modules())
     with pytest.raises(ValueError, match="is for timm's VisionTransformer"):
-        build_model("resnet10t", 5, attention="softpp")
+        build_model(BackboneConfig("resnet10t", attention="softpp"), 5)
 
 
 def test_another_attention_in_models_of_ones_own() -> None:
@@ -250,13 +250,13 @@ def test_another_attention_in_models_of_ones_own() -> None:
         return build_model_with_cfg(VisionTransformer, "my_vit", pretrained, **arguments)
 
     for name in ("my_soft", "my_vit"):
-        model = build_model(name, 5, attention="softmax", tie_qk=True)
+        model = build_model(BackboneConfig(name, attention="softmax", tie_qk=True), 5)
         layers = [m for m in model.modules() if isinstance(m, MultiHeadAttention)]
         assert {type(layer) for layer in layers} == {SoftmaxAttention}
         assert all(layer.tie_qk for layer in layers)
         assert model.eval()(torch.randn(1, 3, 32, 32)).shape == (1, 5)
     plain, tied = (
-        sum(p.numel() for p in build_model("my_vit", 5, tie_qk=tie).parameters())
+        sum(p.numel() for p in build_model(BackboneConfig("my_vit", tie_qk=tie), 5).parameters())
         for tie in (None, True)
     )
     assert tied < plain

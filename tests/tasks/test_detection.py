@@ -19,7 +19,7 @@ from torchmetrics.detection import MeanAveragePrecision
 
 from softmaxfree.data import DetectionData
 from softmaxfree.data.scenes import Scenes, open_scenes
-from softmaxfree.models.build import build_model
+from softmaxfree.models.build import BackboneConfig, build_model
 from softmaxfree.tasks import Detection
 from softmaxfree.tasks.coco_scores import NAMES, average_precision, detections
 from softmaxfree.tasks.predict import run as predict
@@ -152,7 +152,7 @@ def test_a_run_is_trained_scored_and_used(
         "example.png", ".lock",
     }  # fmt: skip
 
-    run("validate", ["--ckpt_path", "run/last.ckpt", "--model.results", "found.json"])
+    run("validate", ["--checkpoint", "run/last.ckpt", "--model.results", "found.json"])
     printed = capsys.readouterr().out
     assert f"val/{prefix}AP50 " in printed
     results = json.loads(Path("found.json").read_text())
@@ -179,7 +179,7 @@ def test_a_run_is_trained_scored_and_used(
         assert drawn.shape == before.shape
         assert (drawn != before).any()
 
-    with pytest.raises(ValueError, match="finds objects, for which there is no --top"):
+    with pytest.raises(ValueError, match="finds objects, and takes no --top"):
         predict([Path("run/example.png")], Path("run/last.ckpt"), top=3)
     with pytest.raises(ValueError, match="--threshold must be from 0 to 1, got 50"):
         predict([Path("run/example.png")], Path("run/last.ckpt"), threshold=50)
@@ -207,9 +207,9 @@ def test_what_is_found_on_an_image_does_not_depend_on_its_batch(tmp_path: Path) 
 def test_backbone_or_detector_start_from_a_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trained = build_model("softpp_nano", 5, options=TINY["options"])
+    trained = build_model(BackboneConfig("softpp_nano", options=TINY["options"]), 5)
     torch.save(trained.state_dict(), tmp_path / "backbone.pth")
-    task = Detection(**TINY, init_from=str(tmp_path / "backbone.pth"))
+    task = Detection(**TINY, init_checkpoint=str(tmp_path / "backbone.pth"))
     data = DetectionData(batch_size=2, num_workers=0, sizes=[64])
     quiet_trainer(max_steps=1, limit_val_batches=0).fit(task, datamodule=data)
     body = task.model.backbone.body
@@ -217,7 +217,7 @@ def test_backbone_or_detector_start_from_a_file(
     assert f"{taken} of the model's {taken} tensors taken" in capsys.readouterr().out
 
     torch.save(task.state_dict(), tmp_path / "detector.pth")
-    other = Detection(**TINY, init_from=str(tmp_path / "detector.pth"))
+    other = Detection(**TINY, init_checkpoint=str(tmp_path / "detector.pth"))
     quiet_trainer(limit_val_batches=1, num_sanity_val_steps=0).validate(other, datamodule=data)
     for name, tensor in task.model.state_dict().items():
         assert torch.equal(tensor, other.model.state_dict()[name]), name

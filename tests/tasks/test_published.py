@@ -116,5 +116,5 @@ def test_a_run_that_cannot_be_published_is_refused(tmp_path: Path) -> None:
         publish(tmp_path)
     checkpoint["hyper_parameters"] = {"backbone": "softpp_nano"}
     torch.save(checkpoint, tmp_path / "last.ckpt")
-    with pytest.raises(ValueError, match="has not ended; go on with `softmaxfree fit --ckpt_path"):
+    with pytest.raises(ValueError, match="has not ended; go on with `softmaxfree fit --checkpoint"):
         publish(tmp_path)

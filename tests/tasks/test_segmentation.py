@@ -14,15 +14,15 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 
 from softmaxfree.data.label_maps import IGNORE, open_label_maps
 from softmaxfree.data.segmentation import SegmentationBatch
-from softmaxfree.lab.bench.runs import compare_runs
 from softmaxfree.lab.measure import in_fresh_process, peak_memory
-from softmaxfree.models.build import build_model
+from softmaxfree.models.build import BackboneConfig, build_model
 from softmaxfree.tasks import Segmentation
 from softmaxfree.tasks.predict import run as predict
 from softmaxfree.tasks.segmentation import pixel_loss, scores_of
 from softmaxfree.tasks.windows import places, sliding_logits
 from softmaxfree.training.command import run
 from softmaxfree.training.log import read_metrics
+from softmaxfree.training.runs import compare_runs
 
 TINY: dict[str, Any] = {
     "num_classes": 11,
@@ -152,7 +152,7 @@ def test_a_run_is_trained_scored_and_used(
     assert printed.splitlines()[-1] == f"held-out mIoU: {told['mIoU'] * 100:.1f} %"
     assert Path("run/run.png").exists()
 
-    run("validate", ["--ckpt_path", "run/last.ckpt"])
+    run("validate", ["--checkpoint", "run/last.ckpt"])
     assert f"val/mIoU{'':16}{told['mIoU']:.4f}" in capsys.readouterr().out
     compare_runs([Path("run")], None)
     header, _, line = (text.split() for text in capsys.readouterr().out.splitlines())
@@ -173,7 +173,7 @@ def test_a_run_is_trained_scored_and_used(
     assert values.max() < 11
     assert len(np.unique(values)) == len(shares)
     assert overlay.width > image.width  # the legend is beside it
-    with pytest.raises(ValueError, match="finds classes of pixels, for which there is no --top"):
+    with pytest.raises(ValueError, match="finds classes of pixels, and takes no --top"):
         predict([Path("run/example.png")], Path("run/last.ckpt"), top=3)
 
 
@@ -251,8 +251,11 @@ def test_the_backbone_starts_from_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    torch.save(build_model("softpp_nano", 5, options=TINY["options"]).state_dict(), "backbone.pth")
-    config = configuration(tmp_path, init_from="backbone.pth")
+    torch.save(
+        build_model(BackboneConfig("softpp_nano", options=TINY["options"]), 5).state_dict(),
+        "backbone.pth",
+    )
+    config = configuration(tmp_path, init_checkpoint="backbone.pth")
     run("fit", ["--config", str(config), "--out", "run", "--trainer.limit_val_batches=1"])
     taken = len(Segmentation(**TINY).model.body.state_dict())
     assert f"{taken} of the model's {taken} tensors taken" in capsys.readouterr().out

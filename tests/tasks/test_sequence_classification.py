@@ -9,9 +9,9 @@ import torch
 import yaml
 
 from softmaxfree.data import SequenceData
-from softmaxfree.lab.bench.runs import compare_runs
 from softmaxfree.tasks import SequenceClassification
 from softmaxfree.training.command import run
+from softmaxfree.training.runs import compare_runs
 
 from ..data.test_sequences import write_papers, write_reviews
 
@@ -59,7 +59,7 @@ def test_listops_is_trained_and_scored(
             right += int(task.model(tokens[None]).argmax()) == label
     assert told["scores"]["accuracy"] == pytest.approx(right / 5)
 
-    run("validate", ["--ckpt_path", str(folder / "last.ckpt")])
+    run("validate", ["--checkpoint", str(folder / "last.ckpt")])
     assert f"val/accuracy{'':12}{100 * right / 5:.2f} %" in capsys.readouterr().out
     compare_runs([folder], None)
     line = capsys.readouterr().out.splitlines()[-1].split()

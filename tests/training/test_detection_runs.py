@@ -24,7 +24,7 @@ def test_a_detection_run_that_was_killed_ends_as_one_never_stopped(tmp_path: Pat
     command: list[str | Path] = ["fit", "--config", config, *options]
     whole = softmaxfree(*command, "--out", "whole", cwd=tmp_path)
     assert whole.returncode == 0, whole.stderr
-    cut = [*command, "--out", "cut", "--ckpt_path", "last"]
+    cut = [*command, "--out", "cut", "--checkpoint", "last"]
     code, _ = interrupted(cut, tmp_path, 3, signal.SIGKILL)
     assert code == -signal.SIGKILL
     done = softmaxfree(*cut, cwd=tmp_path)
@@ -49,7 +49,7 @@ def test_two_processes_find_and_score_what_one_does(tmp_path: Path) -> None:
     trained = softmaxfree("fit", "--config", config, "--out", "run", *options, cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr
 
-    score = ["validate", "--ckpt_path", "run/last.ckpt", "--data.root", data["root"],
+    score = ["validate", "--checkpoint", "run/last.ckpt", "--data.root", data["root"],
              "--model.results"]  # fmt: skip
     alone = softmaxfree(*score, "one.json", cwd=tmp_path)
     together = two_processes(*score, "two.json", cwd=tmp_path)

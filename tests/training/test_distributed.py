@@ -93,7 +93,7 @@ def test_scores_of_two_processes_are_those_of_one(
 ) -> None:
     monkeypatch.chdir(runs)
     told = json.loads((runs / "two" / "run.json").read_text())["scores"]["accuracy"]
-    run("validate", ["--ckpt_path", "two/last.ckpt", "--trainer.devices=1",
+    run("validate", ["--checkpoint", "two/last.ckpt", "--trainer.devices=1",
                      "--trainer.strategy=auto", "--data.eval_sizes=[16,24,32]",
                      f"--data.root={runs / 'numbers'}"])  # fmt: skip
     printed = capsys.readouterr().out

@@ -60,7 +60,7 @@ def test_a_run_killed_again_and_again_ends_as_one_never_stopped(
     command: list[str | Path] = ["fit", "--config", small, "--save_every", "3"]
     whole = softmaxfree(*command, "--out", "whole", cwd=tmp_path)
     assert whole.returncode == 0, whole.stderr
-    cut = [*command, "--out", "cut", "--ckpt_path", "last"]
+    cut = [*command, "--out", "cut", "--checkpoint", "last"]
 
     code, _ = interrupted(cut, tmp_path, 7, signal.SIGKILL)  # in the first epoch
     assert code == -signal.SIGKILL
@@ -113,7 +113,7 @@ def command(small: Path, images: Path, plan: str, out: str) -> list[str | Path]:
     return [
         "fit", "--config", small, "--trainer.max_epochs=4", "--data.name=", f"--data.root={images}",
         "--data.batch_size=8", "--data.eval_sizes=[16]", "--data.num_workers=0", *PLANS[plan],
-        "--ckpt_path=last", f"--out={out}",
+        "--checkpoint=last", f"--out={out}",
     ]  # fmt: skip
 
 

@@ -305,7 +305,7 @@ def parse(recipes: list[Path], tmp_path: Path) -> TrainingCLI:
 
 
 def parsed(recipes: list[Path], tmp_path: Path) -> Any:
-    return parse(recipes, tmp_path).config.fit
+    return parse(recipes, tmp_path).config
 
 
 def test_sharded_training_is_a_configuration(tmp_path: Path) -> None:
@@ -313,9 +313,9 @@ def test_sharded_training_is_a_configuration(tmp_path: Path) -> None:
     from lightning.pytorch.strategies import FSDPStrategy
 
     cli = parse([RECIPES / "imagenet/softpp_large.yaml", RECIPES / "fsdp.yaml"], tmp_path)
-    config = cli.config.fit
+    config = cli.config
     assert config.model.init_args.ema is None
     assert config.model.init_args.backbone == "softpp_large"
-    strategy = cli.parser.instantiate(cli.config).fit.trainer.strategy
+    strategy = cli.parser.instantiate(cli.config).trainer.strategy
     assert isinstance(strategy, FSDPStrategy)
     assert strategy.sharding_strategy.name == "FULL_SHARD"

@@ -13,7 +13,7 @@ import yaml
 
 from softmaxfree.errors import UserError
 from softmaxfree.training.command import run
-from softmaxfree.training.lock import RunLock
+from softmaxfree.training.folder import RunLock
 from softmaxfree.training.resumed import MAY_CHANGE, changes, resumption
 
 from ..test_checkpoint_files import flip
@@ -31,7 +31,7 @@ OTHERS = {
 def test_a_resumed_run_is_the_run_it_was(fit: Fit) -> None:
     folder = fit()
     with pytest.raises(UserError, match=r"with --model.lr 0.001 \(given: 0.5\), --data.size 16 \("):
-        fit("--ckpt_path=last", "--model.lr=0.5", "--data.size=24")
+        fit("--checkpoint=last", "--model.lr=0.5", "--data.size=24")
     text = (folder / "config.yaml").read_text()
     assert resumption(folder / "last.ckpt", text)["changed"] == {}
     for name, value in OTHERS.items():
@@ -39,13 +39,13 @@ def test_a_resumed_run_is_the_run_it_was(fit: Fit) -> None:
         section, _, key = name.rpartition(".")
         part = config[section] if section else config
         part.get("init_args", part)[key] = value
-        with pytest.raises(UserError, match=f"is of one with --{name} ") as caught:
+        with pytest.raises(UserError, match=f"was trained with --{name} ") as caught:
             resumption(folder / "last.ckpt", yaml.safe_dump(config))
-        assert "a new run from its weights with --model.init_from" in str(caught.value)
+        assert "a new run from its weights with --model.init_checkpoint" in str(caught.value)
         assert "\n" not in str(caught.value)
 
     allowed = ("--trainer.max_epochs=2", "--data.eval_batch_size=50", "--save_every=7")
-    fit("--ckpt_path=last", *allowed)
+    fit("--checkpoint=last", *allowed)
     (told,) = json.loads((folder / "run.json").read_text())["resumed"]
     assert told == {
         "from": "last.ckpt",
@@ -75,11 +75,11 @@ def test_a_damaged_checkpoint_is_not_trained_on_or_scored(
     middle = (folder / "last.ckpt").stat().st_size // 2
     flip(folder / "last.ckpt", *range(middle, middle + 64))
     capsys.readouterr()
-    run("validate", ["--ckpt_path=run/last.ckpt"])
+    run("validate", ["--checkpoint=run/last.ckpt"])
     line = "the checkpoint before it, run/previous.ckpt, is taken"
     assert capsys.readouterr().err.count(line) == 1
 
-    fit("--save_every=1", "--ckpt_path=last")
+    fit("--save_every=1", "--checkpoint=last")
     assert capsys.readouterr().err.count(line) == 1
     again = json.loads((folder / "run.json").read_text())
     assert again["scores"] == told
@@ -87,9 +87,9 @@ def test_a_damaged_checkpoint_is_not_trained_on_or_scored(
 
     (folder / "best.ckpt").write_bytes(b"")
     with pytest.raises(UserError, match=r"best.ckpt cannot be read as a checkpoint"):
-        run("validate", ["--ckpt_path=run/best.ckpt"])
+        run("validate", ["--checkpoint=run/best.ckpt"])
     with pytest.raises(UserError, match=r"best.ckpt cannot be read as a checkpoint"):
-        fit("--model.init_from=run/best.ckpt", out="new")
+        fit("--model.init_checkpoint=run/best.ckpt", out="new")
 
 
 def test_a_damaged_checkpoint_never_takes_the_place_of_a_sound_one(tmp_path: Path) -> None:

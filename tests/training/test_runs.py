@@ -18,12 +18,12 @@ from PIL import Image
 
 from softmaxfree.cli import main
 from softmaxfree.errors import DivergedError, UserError
-from softmaxfree.lab.bench.runs import compare_runs
 from softmaxfree.tasks.predict import Classifier, read_run_checkpoint
 from softmaxfree.tasks.predict import run as predict
 from softmaxfree.training.checkpoint import SIGNALS
-from softmaxfree.training.command import folder_of_run, run
-from softmaxfree.training.log import LineLogger, read_metrics
+from softmaxfree.training.command import run
+from softmaxfree.training.folder import folder_of_run
+from softmaxfree.training.log import read_metrics
 
 from ..data.folders import write_digits
 from ..test_cli import softmaxfree as in_this_process
@@ -59,7 +59,7 @@ def test_a_run_leaves_everything_that_is_needed(
     printed = capsys.readouterr().out
     lines = printed.splitlines()
     assert lines[-1] == f"held-out accuracy: {told['scores']['accuracy']['16'] * 100:.2f} %"
-    assert "softmaxfree predict run/example.png --ckpt run/last.ckpt" in printed
+    assert "softmaxfree predict run/example.png --checkpoint run/last.ckpt" in printed
     for size in (16, 24, 32):
         assert f"at {size} x {size} pixels" in printed
     assert "of the time of a step" in printed
@@ -111,13 +111,13 @@ def test_validation_takes_its_configuration_from_the_checkpoint(
     folder = fit("--trainer.limit_val_batches=3")
     told = json.loads((folder / "run.json").read_text())["scores"]["accuracy"]
     capsys.readouterr()
-    run("validate", ["--ckpt_path", str(folder / "last.ckpt"), "--data.eval_sizes", "[16,24,32]"])
+    run("validate", ["--checkpoint", str(folder / "last.ckpt"), "--data.eval_sizes", "[16,24,32]"])
     printed = capsys.readouterr().out
     for size, accuracy in told.items():
         name = "val/accuracy" if size == "16" else f"val/accuracy@{size}"
         line = next(line for line in printed.splitlines() if f"{name} " in line)
         assert line.endswith(f" {accuracy * 100:.2f} %")
-    run("test", ["--ckpt_path", str(folder / "best.ckpt")])
+    run("test", ["--checkpoint", str(folder / "best.ckpt")])
     assert "test/accuracy" in capsys.readouterr().out
 
 
@@ -128,7 +128,7 @@ def test_going_on_from_the_best_checkpoint_is_the_same_run(fit: Fit) -> None:
     first = fit(out="first")
     steps = torch.load(first / "best.ckpt", weights_only=True)["global_step"]
     assert steps == 3
-    again = fit("--trainer.max_epochs=2", "--ckpt_path", str(first / "best.ckpt"), out="again")
+    again = fit("--trainer.max_epochs=2", "--checkpoint", str(first / "best.ckpt"), out="again")
     ends = [torch.load(run / "last.ckpt", weights_only=True) for run in (whole, again)]
     assert ends[0]["global_step"] == ends[1]["global_step"] == 6
     # Only the schedule's length differs, which the first run was told to be 3.
@@ -141,7 +141,7 @@ def test_a_run_starts_from_another_and_trains_a_part(
     first = fit(out="first")
     capsys.readouterr()
     second = fit(
-        "--model.init_from=first/last.ckpt", "--model.freeze=[stages.0*]",
+        "--model.init_checkpoint=first/last.ckpt", "--model.freeze=[stages.0*]",
         "--model.layer_decay=0.8", out="second",
     )  # fmt: skip
     assert "tensors taken" in capsys.readouterr().out
@@ -150,7 +150,7 @@ def test_a_run_starts_from_another_and_trains_a_part(
     assert all(torch.equal(before[name], after[name]) for name in frozen)
     assert not torch.equal(before["model.head.weight"], after["model.head.weight"])
     shutil.rmtree(first)  # no longer needed
-    run("validate", ["--ckpt_path", "second/last.ckpt"])
+    run("validate", ["--checkpoint", "second/last.ckpt"])
     told = json.loads((second / "run.json").read_text())["scores"]["accuracy"]["16"]
     assert f"{told * 100:.2f} %" in capsys.readouterr().out
 
@@ -181,20 +181,20 @@ def test_an_attention_of_ones_own_from_fit_to_predict(small: Path, tmp_path: Pat
     done = softmaxfree(*words[:-1], "mine", cwd=tmp_path)  # one alone needs no brackets
     assert done.returncode == 0, done.stderr
     assert "%" in done.stdout
-    done = softmaxfree("validate", "--ckpt_path", "run/last.ckpt", *own, cwd=tmp_path)
+    done = softmaxfree("validate", "--checkpoint", "run/last.ckpt", *own, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "val/accuracy" in done.stdout
     with pytest.raises(ValueError, match=r"because a file names them: give --modules \[mine\]"):
-        run("test", ["--ckpt_path", str(tmp_path / "run/last.ckpt")])
+        run("test", ["--checkpoint", str(tmp_path / "run/last.ckpt")])
 
 
 def test_weights_from_elsewhere_are_scored(
     fit: Fit, small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Such as the authors': validate with init_from, and no run."""
+    """Such as the authors': validate with init_checkpoint, and no run."""
     told = json.loads((fit() / "run.json").read_text())["scores"]["accuracy"]["16"]
     capsys.readouterr()
-    run("validate", ["--config", str(small), "--model.init_from=run/last.ckpt"])
+    run("validate", ["--config", str(small), "--model.init_checkpoint=run/last.ckpt"])
     assert f"{told * 100:.2f} %" in capsys.readouterr().out
     with pytest.raises(ValueError, match="validate would score untrained weights"):
         run("validate", ["--config", str(small)])
@@ -202,7 +202,7 @@ def test_weights_from_elsewhere_are_scored(
 
 def test_a_folder_with_a_run_in_it_is_not_written_over(fit: Fit) -> None:
     fit()
-    with pytest.raises(ValueError, match="run holds a run already: give --ckpt_path last"):
+    with pytest.raises(ValueError, match="run holds a run already: give --checkpoint last"):
         fit()
 
 
@@ -218,7 +218,7 @@ def test_folders_are_numbered_when_none_is_given(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     given = Namespace(
-        ckpt_path=None,
+        checkpoint=None,
         out=None,
         model=Namespace(init_args=Namespace(backbone="softpp_nano")),
         data=Namespace(init_args=Namespace(name="torch/cifar10")),
@@ -313,7 +313,7 @@ def test_broken_images_are_reported_at_the_end(
         (["--model.freeze=[stage.0]"], "nothing of the model is called 'stage.0'"),
         (["--model.ema=1.5"], "ema must be at least 0 and below 1"),
         (["--data.val_split=dev"], "no split 'dev'"),
-        (["--ckpt_path=none.ckpt"], "there is no checkpoint none.ckpt"),
+        (["--checkpoint=none.ckpt"], "there is no checkpoint none.ckpt"),
         (["--trainer.default_root_dir=here"], "has no effect here; give the run's folder by --out"),
         (["--save_every=0"], "--save_every must be at least 1"),
     ],
@@ -339,7 +339,7 @@ def test_the_command_line_refuses_what_it_does_not_know(
     assert done.returncode == 1
     assert done.stderr == (
         "softmaxfree: error: validate needs something to score: "
-        "give --ckpt_path FILE, or --config FILE\n"
+        "give --checkpoint FILE, or --config FILE\n"
     )
     done = in_this_process("fit", "--help")
     assert done.returncode == 0
@@ -371,7 +371,7 @@ def test_a_photograph_of_any_name_is_predicted_upright(
     exif[0x0112] = 6
     name = os.fsdecode(b"caf\xe9.png")
     photo.save(tmp_path / name, exif=exif)
-    words = ["--ckpt", str(folder / "last.ckpt"), "--json", str(tmp_path / "found.json")]
+    words = ["--checkpoint", str(folder / "last.ckpt"), "--json", str(tmp_path / "found.json")]
     output = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, encoding="utf-8"))
     main(["predict", str(folder / "example.png"), str(tmp_path / name), *words])
@@ -384,38 +384,3 @@ def test_a_photograph_of_any_name_is_predicted_upright(
 def test_sides_that_images_cannot_have_are_refused(size: int, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"--size must be from 1 to 4096 pixels, got {size}"):
         predict([], tmp_path / "none.ckpt", size=size)
-
-
-def test_a_log_torn_by_a_kill_is_read_and_gone_on_with(tmp_path: Path) -> None:
-    logger = LineLogger(tmp_path)
-    logger.log_metrics({"loss": 3.0}, step=0)
-    logger.log_metrics({"loss": 2.0}, step=1)
-    whole = logger.path.read_text()
-    logger.path.write_text(whole + whole[:9])
-    logger.log_metrics({"loss": 1.5}, step=1)
-    assert read_metrics(logger.path) == {"loss": [(0, 3.0), (1, 1.5)]}
-
-
-def test_finished_runs_are_compare_runs(
-    fit: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folders = [fit(out="one"), fit("--model.attention=linformer", "--seed_everything=7", out="two")]
-    capsys.readouterr()
-    compare_runs(folders, tmp_path / "table")
-    printed = capsys.readouterr().out
-    content = json.loads((tmp_path / "table.json").read_text())
-    told = [json.loads((folder / "run.json").read_text()) for folder in folders]
-    for row, run_told, attention, seed in zip(
-        content["rows"], told, ("softpp", "linformer"), (3, 7)
-    ):
-        assert (row["attention"], row["seed"], row["threads"]) == (
-            attention, seed, run_told["threads"]
-        )  # fmt: skip
-        assert row["minutes"] == pytest.approx(run_told["seconds"] / 60)
-        assert row["scores"] == run_told["scores"]
-        assert row["commit"] == run_told["commit"]
-        assert f"{row['scores']['accuracy']['16']:.3f}" in printed
-    assert "two" in (tmp_path / "table.md").read_text()
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="empty holds no finished run"):
-        compare_runs([tmp_path / "empty"], None)

@@ -31,7 +31,7 @@ def test_two_processes_score_what_one_does(tmp_path: Path) -> None:
     )  # fmt: skip
     assert trained.returncode == 0, trained.stderr
 
-    score = ["validate", "--ckpt_path", "run/last.ckpt"]
+    score = ["validate", "--checkpoint", "run/last.ckpt"]
     alone = softmaxfree(*score, cwd=tmp_path)
     together = two_processes(*score, cwd=tmp_path)
     assert together.returncode == 0, together.stderr

@@ -80,10 +80,10 @@ def test_data_is_not_opened_through_a_shell(evil: Any, command: str) -> None:
 
     path = evil(shell)
     with pytest.raises(UserError, match=r"--data.name and --data.root, which are not taken from"):
-        run(command, ["--ckpt_path", str(path)])
+        run(command, ["--checkpoint", str(path)])
     assert not canaries()
     if command == "validate":
-        run(command, ["--ckpt_path", str(path), "--data.name=digits", "--data.root=null"])
+        run(command, ["--checkpoint", str(path), "--data.name=digits", "--data.root=null"])
         assert not canaries()
 
 
@@ -102,13 +102,13 @@ def test_scoring_builds_nothing_but_the_model_and_the_data(evil: Any, capsys: An
         }
 
     path = evil(callbacks)
-    run("validate", ["--ckpt_path", str(path)])
+    run("validate", ["--checkpoint", str(path)])
     shown = capsys.readouterr()
     assert "val/accuracy" in shown.out
     assert "not taken from" in shown.err
     assert "trainer.callbacks, trainer.profiler" in shown.err
     with pytest.raises(UserError, match=r"--trainer.callbacks and --trainer.profiler, which are"):
-        run("fit", ["--ckpt_path", str(path)])
+        run("fit", ["--checkpoint", str(path)])
     assert not canaries()
 
 
@@ -139,7 +139,7 @@ def test_weights_come_from_the_checkpoint_alone(
     monkeypatch.setattr(timm.models._builder, "load_pretrained", touched)
     path = evil(fetch)
     predict([Path("image.png")], path)
-    run("validate", ["--ckpt_path", str(path)])
+    run("validate", ["--checkpoint", str(path)])
     assert not canaries()
 
 
@@ -178,7 +178,7 @@ def test_an_archive_that_is_larger_inside_is_not_read(
             with pytest.raises(UserError, match=f"{name} .*{reason}"):
                 read(Path(name))
         with pytest.raises(UserError, match=f"{name} .*{reason}"):
-            run("validate", ["--config", str(_small()), "--ckpt_path", name])
+            run("validate", ["--config", str(_small()), "--checkpoint", name])
 
 
 def _small() -> Path:

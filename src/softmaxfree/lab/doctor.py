@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -15,6 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..environment import hardware, versions
+from ..errors import UserError
 from ..files import write_atomically
 from ..ops import softmax_free_attention
 from ..ops.backends import native, torch_only
@@ -59,12 +59,8 @@ def doctor(out: Path | None = None) -> None:
         path = out / "doctor.json"
         write_atomically(path, json.dumps(found, indent=1) + "\n")
         print(f"\nwritten: {path}")
-    if not all(error <= TOLERANCE for error in found["errors"].values()):
-        print(
-            "softmaxfree: the self-test failed: do not trust results on this machine",
-            file=sys.stderr,
-        )
-        raise SystemExit(1)
+    if any(error > TOLERANCE for error in found["errors"].values()):
+        raise UserError("the self-test failed: do not trust results on this machine")
 
 
 def devices() -> list[str]:

@@ -1,5 +1,6 @@
 """A model by name and options: any of timm's, with another attention in it."""
 
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -11,43 +12,59 @@ from .replace import replace_attention, replaceable
 from .replace import tie_qk as make_tied
 
 
-def build_model(
-    backbone: str,
-    num_classes: int,
-    attention: str | None = None,
-    tie_qk: bool | None = None,
-    drop_path: float = 0.0,
-    options: dict[str, Any] | None = None,
-) -> nn.Module:
-    """A model of timm; a name that it does not know is refused with those that are near.
+@dataclass(frozen=True)
+class BackboneConfig:
+    """A model of timm by name, and what is changed in it."""
+
+    name: str
+    attention: str | None = None
+    """Another attention in place of its own."""
+    tie_qk: bool | None = None
+    """Whether queries and keys share one projection; as the model has it if None."""
+    drop_path: float = 0.0
+    """Probability of leaving out a block, rising with depth."""
+    options: dict[str, Any] | None = None
+    """Further arguments of the model."""
+
+    def with_options(self, **more: Any) -> "BackboneConfig":
+        """The same, with further arguments where it has none of that name."""
+        return replace(self, options={**more, **(self.options or {})})
+
+
+def build_model(backbone: BackboneConfig | str, num_classes: int) -> nn.Module:
+    """Builds a model of timm; an unknown name is refused with the names nearest to it.
 
     Another attention, or Q = K, is put into timm's own models, and passed on to all others.
+
+    Args:
+        backbone: The model; a name alone stands for the model as it is.
+        num_classes: Width of the logits; 0 for a model without a head.
     """
-    if not timm.is_model(backbone):
-        near = get_close_matches(backbone, timm.list_models(), n=3)
+    config = BackboneConfig(backbone) if isinstance(backbone, str) else backbone
+    if not timm.is_model(config.name):
+        near = get_close_matches(config.name, timm.list_models(), n=3)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        raise UserError(f"timm has no model {backbone!r}{hint}")
+        raise UserError(f"timm has no model {config.name!r}{hint}")
 
     def create(**more: Any) -> nn.Module:
         return timm.create_model(
-            backbone,
+            config.name,
             num_classes=num_classes,
-            drop_path_rate=drop_path,
-            **(options or {}),
+            drop_path_rate=config.drop_path,
+            **(config.options or {}),
             **more,
         )
 
-    chosen: dict[str, Any] = {"attention": attention, "tie_qk": tie_qk}
-    chosen = {name: value for name, value in chosen.items() if value is not None}
-    package = timm.model_entrypoint(backbone).__module__.partition(".")[0]
+    changed: dict[str, Any] = {"attention": config.attention, "tie_qk": config.tie_qk}
+    changed = {name: value for name, value in changed.items() if value is not None}
+    package = timm.model_entrypoint(config.name).__module__.partition(".")[0]
     if package == "softmaxfree":
-        return create(**chosen)
+        return create(**changed)
     model = create()
     if package != "timm" and not replaceable(model):
-        return create(**chosen) if chosen else model
-    if attention:
-        given = {} if tie_qk is None else {"tie_qk": tie_qk}
-        replace_attention(model, attention, measure=False, **given)
-    elif tie_qk:
+        return create(**changed) if changed else model
+    if attention := changed.pop("attention", None):
+        replace_attention(model, attention, measure=False, **changed)
+    elif config.tie_qk:
         make_tied(model)
     return model

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from safetensors.torch import save
 from torch import Tensor
@@ -76,6 +76,29 @@ def convert(source: Path, target: Path, attention: str = "soft") -> Found:
     tensors = {key: tensor.contiguous() for key, tensor in state.items()}
     write_atomically(target, save(tensors, metadata={"format": "pt", **about}))
     return found
+
+
+def convert_released(
+    source: Path, target: Path, attention: Literal["soft", "softpp"] = "soft"
+) -> None:
+    """Turn a released checkpoint into safetensors, and say what it holds.
+
+    Sizes and depths are read from the shapes of its weights. Averaged weights (EMA) are preferred.
+    Nothing in the file is run. timm.create_model(..., checkpoint_path=...) takes either file.
+
+    Args:
+        source: The authors' .pth file.
+        target: The .safetensors file to write.
+        attention: Attention that the weights were trained with; the file does not say.
+    """
+    found = convert(source, target, attention)
+    names = "the authors' names" if found.released else "this package's names"
+    print(f"{source}: {found.parameters:,} parameters under {names}")
+    for name, value in found.arguments.items():
+        print(f"  {name}: {value}")
+    known = found.variant
+    print(f"  that is {attention}_{known}" if known else "  no registered variant has these sizes")
+    print(f"written: {target}; load it with\n  {found.call(attention, target)}")
 
 
 def examine(state: Mapping[str, Tensor], source: Path) -> Found:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..imports import needs
+from .build import BackboneConfig
 from .maps import Maps, build_body
 
 with needs("detection", "a detector"):
@@ -95,11 +96,7 @@ FIRST_LABEL = {"retinanet": 0, "mask_rcnn": 1}
 def build_detector(
     detector: str,
     num_classes: int,
-    backbone: str,
-    attention: str | None = None,
-    tie_qk: bool | None = None,
-    drop_path: float = 0.0,
-    options: dict[str, Any] | None = None,
+    backbone: BackboneConfig | str,
     width: int = 256,
     **arguments: Any,
 ) -> nn.Module:
@@ -111,5 +108,5 @@ def build_detector(
     """
     if detector not in DETECTORS:
         raise UserError(f"detector must be one of {', '.join(DETECTORS)}, got {detector!r}")
-    body = build_body(backbone, attention, tie_qk, drop_path, options)
+    body = build_body(backbone)
     return DETECTORS[detector](body, num_classes, width, **arguments)

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import UserError
-from .build import build_model
+from .build import BackboneConfig, build_model
 
 
 class Maps(nn.Module):
@@ -40,21 +40,12 @@ class Maps(nn.Module):
         return found
 
 
-def build_body(
-    backbone: str,
-    attention: str | None = None,
-    tie_qk: bool | None = None,
-    drop_path: float = 0.0,
-    options: dict[str, Any] | None = None,
-) -> nn.Module:
-    """A backbone of timm without its head, for images of any size."""
-
-    def build(**more: Any) -> nn.Module:
-        return build_model(backbone, 0, attention, tie_qk, drop_path, {**more, **(options or {})})
-
-    body = build()
+def build_body(backbone: BackboneConfig | str) -> nn.Module:
+    """Builds a backbone of timm without its head, for images of any size."""
+    config = BackboneConfig(backbone) if isinstance(backbone, str) else backbone
+    body = build_model(config, 0)
     taken = inspect.signature(type(body).__init__).parameters
     for name, value in (("strict_img_size", False), ("dynamic_img_size", True)):  # Swin's, ViT's
         if name in taken:
-            return build(**{name: value})
+            return build_model(config.with_options(**{name: value}), 0)
     return body

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import UserError
 from ..imports import needs
+from .build import BackboneConfig
 from .maps import Maps, build_body
 
 with needs("segmentation", "a segmenter"):
@@ -144,14 +144,9 @@ class Segmenter(Maps):
 def build_segmenter(
     decoder: str,
     num_classes: int,
-    backbone: str,
-    attention: str | None = None,
-    tie_qk: bool | None = None,
-    drop_path: float = 0.0,
-    options: dict[str, Any] | None = None,
+    backbone: BackboneConfig | str,
     width: int = 512,
     auxiliary: bool = True,
 ) -> Segmenter:
     """A segmenter over a backbone of timm's, for images of any size."""
-    body = build_body(backbone, attention, tie_qk, drop_path, options)
-    return Segmenter(body, decoder, num_classes, width, auxiliary)
+    return Segmenter(build_body(backbone), decoder, num_classes, width, auxiliary)

@@ -13,7 +13,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from ..data import ImageData
 from ..data.samples import NOTHING, Batch
 from ..errors import UserError
-from ..models.build import build_model
+from ..models.build import BackboneConfig, build_model
 from .task import Task
 from .warm_start import Teacher, distillation_loss
 
@@ -23,23 +23,24 @@ class Classification(Task):
 
     Args:
         backbone: Name of a model in timm, such as softpp_tiny.
-        num_classes: As many as the data has.
-        attention: Another attention in the same backbone: soft, softpp, softmax, linformer,
-            spatial_reduction, performer, nystromformer, reformer, skyformer, gaussian, or one that
-            a module of --modules registers; also in timm's ViT, DeiT and Swin.
-        tie_qk: One projection for queries and keys: of ours, and of timm's ViT, DeiT and Swin.
+        num_classes: Number of classes in the data.
+        attention: Attention to use in the backbone, also in timm's ViT, DeiT and Swin: soft,
+            softpp, softmax, linformer, spatial_reduction, performer, nystromformer, reformer,
+            skyformer, gaussian, or one that a module of --modules registers.
+        tie_qk: Whether queries and keys share one projection; for our models, and timm's ViT, DeiT
+            and Swin.
         drop_path: Probability of leaving out a block, rising with depth.
         options: Further arguments of the backbone.
         mixup: Strength of mixup; 0 for none.
         cutmix: Strength of cutmix; 0 for none.
         mix_prob: Probability that a batch is mixed.
         smoothing: Label smoothing.
-        teacher: Name of a model in timm to learn from as well.
-        teacher_checkpoint: Its weights; timm's pretrained ones, fetched, if not given.
+        teacher: Name of a model in timm whose predictions are learned too.
+        teacher_checkpoint: Checkpoint with its weights; timm's pretrained ones if not given.
         distillation: Learn the teacher's probabilities (soft) or its decisions (hard).
         distillation_weight: Weight of the teacher beside the labels, 0 to 1.
-        temperature: What the logits are divided by in soft distillation.
-        task: Optimiser, schedule, moving average, weights to start from: those of Task.
+        temperature: Divisor of the logits in soft distillation.
+        task: Arguments of Task: optimiser, schedule, moving average, weights to start from.
     """
 
     def __init__(
@@ -64,7 +65,8 @@ class Classification(Task):
         super().__init__(**task)
         self.save_hyperparameters()
         self.num_classes = num_classes
-        self.model = build_model(backbone, num_classes, attention, tie_qk, drop_path, options)
+        config = BackboneConfig(backbone, attention, tie_qk, drop_path, options)
+        self.model = build_model(config, num_classes)
         self.smoothing = smoothing
         self.mix = (
             Mixup(mixup, cutmix, prob=mix_prob, label_smoothing=smoothing, num_classes=num_classes)
@@ -125,9 +127,7 @@ class Classification(Task):
                 logits, self.teacher(images), self.distillation, self.temperature
             )
             loss = torch.lerp(loss, taught, self.distillation_weight)
-        self.check_finite(loss, batch.indices)
-        self.log("train/loss", loss, prog_bar=True, on_step=True, on_epoch=True)
-        return loss
+        return self.logged(loss, batch.indices)
 
     def on_validation_epoch_start(self) -> None:
         loaders = self.trainer.val_dataloaders or self.trainer.test_dataloaders or []
@@ -135,15 +135,9 @@ class Classification(Task):
             self.scores.append(Scores(self.num_classes))
         self.scores.to(self.device)
 
-    def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        self._score("val", batch, dataloader_idx)
-
     on_test_epoch_start = on_validation_epoch_start
 
-    def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        self._score("test", batch, dataloader_idx)
-
-    def _score(self, part: str, batch: Batch, loader: int) -> None:
+    def score(self, batch: Batch, part: str, loader: int) -> None:
         there = batch.targets != NOTHING
         scores = self.scores[loader]
         assert isinstance(scores, Scores)
@@ -192,7 +186,7 @@ class Classification(Task):
         return [*lines, f"held-out accuracy: {first * 100:.2f} %"]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds what prediction needs to know: how images are prepared, what classes are called."""
+        """Adds the preparation of images and the names of classes, for prediction."""
         data = self.images
         if data is not None:
             checkpoint["images"] = {

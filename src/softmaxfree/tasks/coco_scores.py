@@ -21,7 +21,7 @@ Detection = dict[str, Any]
 def detections(
     found: dict[str, Tensor], image_id: int, category_ids: list[int], first_label: int = 0
 ) -> list[Detection]:
-    """What torchvision's detector found on an image, in the format of COCO's results.
+    """The detections of torchvision's detector on an image, in the format of COCO's results.
 
     Args:
         found: boxes (N, 4) as x1 y1 x2 y2, labels (N), scores (N) and, with masks, masks
@@ -55,27 +55,28 @@ def average_precision(
     image_ids: Iterable[int],
     masks: bool = False,
 ) -> dict[str, float]:
-    """COCO's numbers for boxes and, as mask_AP and so on, for masks.
+    """COCO's scores for boxes and, as mask_AP and so on, for masks.
 
-    A number that has no ground truth to be measured by, such as AP_S of a data set without small
-    objects, is left out.
+    A score without ground truth, such as AP_S of a data set without small objects, is left out.
 
     Args:
         ground_truth: Images, annotations and categories, as in COCO's files.
+        results: The detections.
         image_ids: The images that count.
+        masks: Whether masks are scored too.
     """
     with needs("detection", "scoring detections"):
         from pycocotools.coco import COCO  # type: ignore[import-untyped]
         from pycocotools.cocoeval import COCOeval  # type: ignore[import-untyped]
 
-    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools tells of its steps
+    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its steps
         truth, found = COCO(), COCO()
         truth.dataset = ground_truth
         found.dataset = {**ground_truth, "annotations": []}
         for part in (truth, found):
             part.createIndex()
         if results:  # pycocotools does not take an empty list for no detections
-            found = truth.loadRes([dict(result) for result in results])  # it adds to them
+            found = truth.loadRes([dict(result) for result in results])  # loadRes changes them
         scores: dict[str, float] = {}
         for prefix, kind in {"": "bbox", **({"mask_": "segm"} if masks else {})}.items():
             evaluation = COCOeval(truth, found, kind)

@@ -13,6 +13,7 @@ from ..data.detection import SceneBatch
 from ..data.scenes import Scenes
 from ..errors import UserError
 from ..files import write_atomically
+from ..models.build import BackboneConfig
 from ..models.checkpoints import read_checkpoint
 from ..models.detectors import FIRST_LABEL, build_detector
 from .coco_scores import Detection as Found
@@ -26,19 +27,20 @@ class Detection(Task):
     Args:
         detector: retinanet, or mask_rcnn for masks too.
         backbone: Name of a model in timm with maps of halving sides, such as softpp_tiny.
-        num_classes: As many as the data has, without a background.
-        attention: Another attention in the same backbone; see Classification.
-        tie_qk: One projection for queries and keys: of ours, and of timm's ViT, DeiT and Swin.
+        num_classes: Number of classes in the data, without a background.
+        attention: Attention to use in the backbone; see Classification.
+        tie_qk: Whether queries and keys share one projection; for our models, and timm's ViT, DeiT
+            and Swin.
         drop_path: Probability of leaving out a block, rising with depth.
         options: Further arguments of the backbone.
         width: Channels of the feature pyramid and of the heads.
-        size: In evaluation, the shorter side that images are resized to.
-        max_size: The longer side that is then not exceeded.
-        mean: Subtracted from the colours of an image in [0, 1].
-        std: What the result is divided by.
+        size: Shorter side that images are resized to in evaluation.
+        max_size: Largest longer side after that.
+        mean: Mean that images in [0, 1] are normalised with.
+        std: Standard deviation that they are normalised with.
         detector_options: Further arguments of torchvision's RetinaNet or MaskRCNN.
-        results: File to write what is found in validation to, in COCO's JSON format.
-        task: Optimiser, schedule, moving average, weights to start from: those of Task.
+        results: File to write the detections in validation to, in COCO's JSON format.
+        task: Arguments of Task: optimiser, schedule, moving average, weights to start from.
     """
 
     monitor = "val/AP"
@@ -70,11 +72,17 @@ class Detection(Task):
         self.num_classes, self.learns_masks = num_classes, detector == "mask_rcnn"
         self.first_label = FIRST_LABEL[detector]
         self.model = build_detector(
-            detector, num_classes, backbone, attention, tie_qk, drop_path, options, width,
-            min_size=size, max_size=max_size, image_mean=list(mean), image_std=list(std),
+            detector,
+            num_classes,
+            BackboneConfig(backbone, attention, tie_qk, drop_path, options),
+            width,
+            min_size=size,
+            max_size=max_size,
+            image_mean=list(mean),
+            image_std=list(std),
             _skip_resize=True,  # in training: the data module has resized the images
             **(detector_options or {}),
-        )  # fmt: skip
+        )
         self.results = results
         self.found: list[Found] = []
         self.seen: list[int] = []
@@ -87,9 +95,9 @@ class Detection(Task):
         return self.model if is_detector else self.model.backbone.body  # type: ignore[union-attr, return-value]
 
     def forward(self, images: list[Tensor]) -> list[dict[str, Tensor]]:
-        """What is on images (3, H, W) of uint8: boxes, labels, scores and masks of each.
+        """Boxes, labels, scores and masks of images (3, H, W) of uint8.
 
-        One at a time: images padded to a common size would depend on each other.
+        One image at a time: padded to a common size, they would depend on each other.
         """
         return [self.model([as_float(image)])[0] for image in images]
 
@@ -100,30 +108,15 @@ class Detection(Task):
             if target is not None
         ]
         losses: dict[str, Tensor] = self.model([as_float(i) for i in batch.images], targets)
-        loss = torch.stack(list(losses.values())).sum()
-        self.check_finite(loss, batch.indices)
-        size = len(batch.images)
-        self.log("train/loss", loss, prog_bar=True, on_step=True, on_epoch=True, batch_size=size)
+        loss = self.logged(torch.stack(list(losses.values())).sum(), batch.indices)
         for name, value in losses.items():
-            self.log(f"train/{name}", value, on_step=True, batch_size=size)
+            self.log(f"train/{name}", value, on_step=True, batch_size=len(batch.images))
         return loss
-
-    def validation_step(self, batch: SceneBatch, batch_idx: int) -> None:
-        self._find(batch, self._scenes("val"))
-
-    def test_step(self, batch: SceneBatch, batch_idx: int) -> None:
-        self._find(batch, self._scenes("test"))
 
     def on_validation_epoch_start(self) -> None:
         self.found, self.seen = [], []
 
     on_test_epoch_start = on_validation_epoch_start
-
-    def on_validation_epoch_end(self) -> None:
-        self._score("val")
-
-    def on_test_epoch_end(self) -> None:
-        self._score("test")
 
     def _scenes(self, part: str) -> Scenes:
         if not isinstance(self.data, DetectionData):
@@ -131,15 +124,16 @@ class Detection(Task):
         scenes: Scenes = self.data.sources[part]
         return scenes
 
-    def _find(self, batch: SceneBatch, scenes: Scenes) -> None:
+    def score(self, batch: SceneBatch, part: str, loader: int) -> None:
+        scenes = self._scenes(part)
         there = [n for n, target in enumerate(batch.targets) if target is not None]
         for n, found in zip(there, self([batch.images[n] for n in there])):
             image_id = scenes.image_ids[int(batch.indices[n])]
             self.seen.append(image_id)
             self.found += detections(found, image_id, scenes.category_ids, self.first_label)
 
-    def _score(self, part: str) -> None:
-        """Scores what all processes have found; the first one counts, and tells the others."""
+    def log_scores(self, part: str) -> None:
+        """Scores the detections of all processes, in the first process, for all of them."""
         seen, found = _gathered(self.seen), _gathered(self.found)
         shared: list[dict[str, float]] = [{}]
         if self.global_rank == 0:
@@ -168,7 +162,7 @@ class Detection(Task):
         return [*lines, f"held-out AP50 of {kind}: {last * 100:.1f} %"]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds what prediction needs to know: what classes are called."""
+        """Adds the names of classes, for prediction."""
         data = self.data
         if isinstance(data, DetectionData) and data.classes:
             checkpoint["objects"] = {"classes": data.classes}

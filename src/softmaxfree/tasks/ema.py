@@ -1,4 +1,4 @@
-"""The moving average of the weights, which is what is scored, saved and used."""
+"""The moving average of the weights, which is scored, saved and used."""
 
 from typing import Any
 
@@ -11,12 +11,12 @@ from ..errors import UserError
 
 
 class MovingAverage(WeightAveraging):
-    """Weights and buffers averaged over the steps, by Lightning.
+    """Averages weights and buffers over the steps, by Lightning.
 
     The average is in place during validation and after training, and is the `state_dict` of every
-    checkpoint; the weights that training goes on with are beside it. It forgets faster at first:
-    step t keeps min(decay, (1 + t) / (10 + t)) of it. Counters, and buffers that a module lists as
-    `unaveraged`, are the current ones.
+    checkpoint; the raw weights are stored as `current_model_state`. Step t keeps
+    min(decay, (1 + t) / (10 + t)) of the average, less than `decay` at first. Counters, and buffers
+    that a module lists as `unaveraged`, are copied and not averaged.
     """
 
     def __init__(self, decay: float) -> None:

@@ -1,10 +1,11 @@
-"""What is on images, by a run's checkpoint: their classes, objects, or those of all pixels."""
+"""`softmaxfree predict`: classes, objects or labelled pixels of images, by a run's checkpoint."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
+from jsonargparse import ArgumentParser
 from PIL import Image
 from torch import Tensor
 
@@ -13,7 +14,8 @@ from ..data.image_files import check_resized, check_size, read_image
 from ..data.transforms import evaluation_transform
 from ..errors import UserError, user_file, visible
 from ..files import write_atomically, write_picture
-from ..models.build import build_model
+from ..imports import MODULES, Names, import_modules
+from ..models.build import BackboneConfig, build_model
 from ..models.checkpoints import check_archive, check_tensors
 from ..trust import built, model_arguments, preparation
 from .predict_labels import Labeller
@@ -21,10 +23,10 @@ from .predict_objects import ObjectFinder
 
 
 class Classifier:
-    """A trained model of images' classes, with what it needs to know about images.
+    """A trained classifier, and the preparation of its images.
 
     Args:
-        checkpoint: A run's.
+        checkpoint: A run's checkpoint.
         size: Side to resize images to; as in training if not given.
     """
 
@@ -32,21 +34,23 @@ class Classifier:
         names = ("backbone", "num_classes", "attention", "tie_qk", "options")
         told = ("size", "mean", "std", "crop_pct", "interpolation")
         given = model_arguments("Classification", checkpoint["hyper_parameters"], names)
-        images = preparation(checkpoint["images"], given["num_classes"], *told)
-        self.model = built(lambda: build_model(**given), _weights_of_model(checkpoint))
-        self.classes: list[str] = list(
-            images.get("classes") or map(str, range(given["num_classes"]))
+        num_classes = given.pop("num_classes")
+        images = preparation(checkpoint["images"], num_classes, *told)
+        backbone = BackboneConfig(given.pop("backbone"), **given)
+        self.model = built(
+            lambda: build_model(backbone, num_classes), _weights_of_model(checkpoint)
         )
+        self.classes: list[str] = list(images.get("classes") or map(str, range(num_classes)))
         self.size = size or images["size"]
         self.mean, self.std = (torch.tensor(images[name]) for name in ("mean", "std"))
         self._crop_pct, self._interpolation = images["crop_pct"], images["interpolation"]
 
     def tensor(self, image: Image.Image, size: int | None = None) -> Tensor:
-        """(1, 3, S, S), as the model takes it.
+        """An image in RGB -> (1, 3, S, S), as the model takes it.
 
         Args:
             image: In RGB.
-            size: Its side S; the classifier's own if not given.
+            size: The side S; the classifier's own if not given.
         """
         size = size or self.size
         check_resized(image, int(size / self._crop_pct))
@@ -61,17 +65,17 @@ class Classifier:
         return ready.unsqueeze(0)
 
     def seen(self, tensor: Tensor) -> Tensor:
-        """What `tensor` has made of an image, as colours from 0 to 1: (1, 3, S, S) -> (S, S, 3)."""
+        """The result of `tensor` as colours from 0 to 1: (1, 3, S, S) -> (S, S, 3)."""
         return (tensor[0].permute(1, 2, 0) * self.std + self.mean).clamp(0, 1)
 
     @torch.inference_mode()
     def probabilities(self, path: Path) -> Tensor:
-        """(classes) for one file."""
+        """Probabilities (classes) of one file."""
         logits: Tensor = self.model(self.tensor(read_image(path)))
         return logits.softmax(1)[0]
 
     def top(self, path: Path, count: int) -> list[dict[str, Any]]:
-        """The most probable classes of one file, first the most probable."""
+        """The most probable classes of one file, in descending order."""
         values, numbers = self.probabilities(path).topk(min(count, len(self.classes)))
         return [
             {"class": self.classes[number], "index": number, "probability": value}
@@ -86,7 +90,7 @@ def _weights_of_model(checkpoint: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def read_run_checkpoint(path: Path) -> dict[str, Any]:
-    """A run's checkpoint, without running anything in it."""
+    """Reads a run's checkpoint, without running anything in it."""
     path = sound_checkpoint(path)
     check_archive(path)
     try:
@@ -97,47 +101,79 @@ def read_run_checkpoint(path: Path) -> dict[str, Any]:
     except Exception as error:  # whatever a broken file makes torch raise
         reason = str(error).split("\n")[0].rstrip(".")
         raise UserError(
-            f"{path} cannot be read as a checkpoint ({reason}): it is truncated, or none of a run"
+            f"{path} cannot be read as a checkpoint ({reason}): it is truncated, or not of a run"
         ) from error
     return checkpoint
 
 
+def predict(arguments: list[str]) -> None:
+    """Parses the command line of `softmaxfree predict`."""
+    parser = ArgumentParser(
+        prog="softmaxfree predict",
+        description="Say what is on images, with a run's checkpoint; draw what a detector finds.",
+    )
+    # Without a type: jsonargparse requires UTF-8 of typed values, and file names may be anything.
+    parser.add_argument("images", nargs="+", help="Files of images.")
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        required=True,
+        help="Checkpoint of a run: last.ckpt or best.ckpt.",
+    )
+    parser.add_argument("--top", type=int | None, help="Number of classes to show; 5.")
+    parser.add_argument("--threshold", type=float | None, help="Lowest score of an object; 0.5.")
+    parser.add_argument(
+        "--size", type=int | None, help="Side of images in pixels; as in training if not given."
+    )
+    parser.add_argument(
+        "--out", type=Path | None, help="Folder to write pictures of the objects to; predictions."
+    )
+    parser.add_argument("--json", type=Path | None, help="File to write what was found to.")
+    parser.add_argument("--modules", type=Names, help=MODULES)
+    given = parser.parse_args(arguments)
+    import_modules(given.modules)
+    images = [Path(name) for name in given.images]
+    run(images, given.checkpoint, given.top, given.size, given.json, given.threshold, given.out)
+
+
 def run(
     images: list[Path],
-    ckpt: Path,
+    checkpoint: Path,
     top: int | None = None,
     size: int | None = None,
     target: Path | None = None,
     threshold: float | None = None,
     out: Path | None = None,
 ) -> None:
-    """Says what is on each file, by whatever the checkpoint was trained for.
+    """Says what is on each image: classes, objects or labels, as the checkpoint was trained.
 
     Args:
-        top: Classes to show for each image.
-        size: Side, of a detector the shorter one, to resize to; as in training if not given.
+        images: Files of images.
+        checkpoint: A run's checkpoint.
+        top: Number of classes to show for each image.
+        size: Side, for a detector the shorter one, to resize to; as in training if not given.
         target: File to write what was found to, as JSON.
-        threshold: Score from which an object is shown.
+        threshold: Lowest score of an object that is shown.
         out: Folder for drawings of the objects.
     """
     check_size(size)
-    checkpoint = read_run_checkpoint(ckpt)
-    if not isinstance(checkpoint.get("hyper_parameters"), dict):
-        checkpoint = {}
-    if "images" in checkpoint:
-        _refuse(ckpt, "classes", {"--threshold": threshold, "--out": out})
-        found = _classify(images, Classifier(checkpoint, size), 5 if top is None else top)
-    elif "objects" in checkpoint:
-        _refuse(ckpt, "objects", {"--top": top})
+    content = read_run_checkpoint(checkpoint)
+    if not isinstance(content.get("hyper_parameters"), dict):
+        content = {}
+    if "images" in content:
+        _refuse(checkpoint, "classes", {"--threshold": threshold, "--out": out})
+        found = _classify(images, Classifier(content, size), 5 if top is None else top)
+    elif "objects" in content:
+        _refuse(checkpoint, "objects", {"--top": top})
         out = out or Path("predictions")
         target = target or out / "objects.json"
-        found = _find(images, ObjectFinder(checkpoint, size), threshold, out)
-    elif "labels" in checkpoint:
-        _refuse(ckpt, "classes of pixels", {"--top": top, "--threshold": threshold})
-        found = _label(images, Labeller(checkpoint, size), out or Path("predictions"))
+        found = _find(images, ObjectFinder(content, size), threshold, out)
+    elif "labels" in content:
+        _refuse(checkpoint, "classes of pixels", {"--top": top, "--threshold": threshold})
+        found = _label(images, Labeller(content, size), out or Path("predictions"))
     else:
         raise UserError(
-            f"{ckpt} is no checkpoint that can predict; "
+            f"{checkpoint} is no checkpoint that can predict; "
             "give the last.ckpt that `softmaxfree fit` writes"
         )
     if target:
@@ -145,10 +181,10 @@ def run(
         print(f"written: {target}")
 
 
-def _refuse(ckpt: Path, what: str, options: dict[str, Any]) -> None:
+def _refuse(checkpoint: Path, what: str, options: dict[str, Any]) -> None:
     for name, value in options.items():
         if value is not None:
-            raise UserError(f"{ckpt} finds {what}, for which there is no {name}: leave it out")
+            raise UserError(f"{checkpoint} finds {what}, and takes no {name}: leave it out")
 
 
 def _classify(images: list[Path], classifier: Classifier, top: int) -> dict[str, Any]:
@@ -199,7 +235,7 @@ def _label(images: list[Path], labeller: Labeller, out: Path) -> dict[str, Any]:
 
 
 def _pictures(images: list[Path], out: Path) -> dict[Path, str]:
-    """Names for pictures of files: their own, numbered where an earlier one has it."""
+    """Names of the pictures: those of the files, with a number if the name is taken."""
     with user_file(out, "write to"):
         out.mkdir(parents=True, exist_ok=True)
     names: dict[Path, str] = {}

@@ -1,4 +1,4 @@
-"""Classes of an image's pixels, by a segmentation run's checkpoint, and pictures of them."""
+"""Labels the pixels of an image by a segmenter, and draws them."""
 
 from typing import Any
 
@@ -17,10 +17,10 @@ LINE = 18
 
 
 class Labeller:
-    """A trained segmenter with names and colours of its classes.
+    """A trained segmenter, with names and colours of its classes.
 
     Args:
-        checkpoint: A segmentation run's.
+        checkpoint: A segmentation run's checkpoint.
         size: Shorter side to resize images to; as in the run's validation if not given.
     """
 
@@ -52,13 +52,13 @@ class Labeller:
         return labels
 
     def shares(self, labels: Image.Image) -> dict[str, float]:
-        """The part of an image that each class has, the largest first; those with none left out."""
+        """The share of the image of each class found, in descending order."""
         counts = np.bincount(np.asarray(labels).ravel(), minlength=len(self.classes))
         order = np.argsort(-counts, kind="stable")
         return {self.classes[n]: float(counts[n] / counts.sum()) for n in order if counts[n]}
 
     def overlay(self, image: Image.Image, labels: Image.Image) -> Image.Image:
-        """The image with its classes' colours over it, and beside it what they mean."""
+        """The image under the colours of its classes, beside a legend."""
         blended = Image.blend(image, labels.convert("RGB"), 0.5)
         present = list(self.shares(labels))
         font = ImageFont.load_default(12)

@@ -1,4 +1,4 @@
-"""Objects on images, by a detection run's checkpoint, and pictures of them."""
+"""Finds the objects on an image by a detector, and draws them."""
 
 from typing import Any
 
@@ -17,10 +17,10 @@ COLOURS = (
     "#e6194b", "#3cb44b", "#4363d8", "#f58231", "#911eb4", "#008080", "#9a6324", "#800000",
     "#808000", "#000075", "#f032e6", "#469990",
 )  # fmt: skip
-"""Of the classes, one after the other and again from the first."""
+"""Colours of the classes, used in turn."""
 
 READABLE = 400
-"""Pixels that the shorter side of a drawing has at least."""
+"""The least pixels of the shorter side of a drawing."""
 KEPT = ("score", "bbox", "segmentation")
 
 
@@ -28,7 +28,7 @@ class ObjectFinder:
     """A trained detector with the names of its classes.
 
     Args:
-        checkpoint: A detection run's.
+        checkpoint: A detection run's checkpoint.
         size: Shorter side to resize images to; as in training if not given.
     """
 
@@ -47,7 +47,7 @@ class ObjectFinder:
     def find(
         self, image: Image.Image, threshold: float
     ) -> tuple[Image.Image, list[dict[str, Any]]]:
-        """The image with its objects drawn on it, and the objects, first the surest.
+        """The image with its objects drawn on it, and the objects in descending order of score.
 
         Each is {"class", "index", "score", "bbox" (x, y, width, height)} and, with masks,
         "segmentation", both as COCO writes them.
@@ -61,9 +61,7 @@ class ObjectFinder:
             {
                 "class": self.classes[entry["category_id"]],
                 "index": entry["category_id"],
-                **{
-                    name: entry[name] for name in ("score", "bbox", "segmentation") if name in entry
-                },
+                **{name: entry[name] for name in KEPT if name in entry},
             }
             for entry in detections(found, 0, numbers, self.task.first_label)
         ]

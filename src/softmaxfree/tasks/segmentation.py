@@ -12,6 +12,7 @@ from ..data import SegmentationData
 from ..data.label_maps import IGNORE
 from ..data.segmentation import SegmentationBatch
 from ..errors import UserError, visible
+from ..models.build import BackboneConfig
 from ..models.checkpoints import read_checkpoint
 from ..ops.tracing import ceil_div
 from .task import Task
@@ -25,18 +26,19 @@ class Segmentation(Task):
         decoder: upernet; fpn, pspnet or deeplabv3plus; or setr_pup, for a backbone without a
             pyramid such as softpp_vit_small.
         backbone: Name of a model in timm, such as softpp_small.
-        num_classes: As many as the data has.
-        attention: Another attention in the same backbone; see Classification.
-        tie_qk: One projection for queries and keys: of ours, and of timm's ViT, DeiT and Swin.
+        num_classes: Number of classes in the data.
+        attention: Attention to use in the backbone; see Classification.
+        tie_qk: Whether queries and keys share one projection; for our models, and timm's ViT, DeiT
+            and Swin.
         drop_path: Probability of leaving out a block, rising with depth.
         options: Further arguments of the backbone.
         width: Channels of the decoder.
         auxiliary: Weight of the loss of a second head, on the map before the last; 0 for none.
-        window: In evaluation, side of the windows that an image is cut into; whole if not given.
-        step: From one window to the next; two thirds of the window if not given.
-        mean: Subtracted from the colours of an image in [0, 1].
-        std: What the result is divided by.
-        task: Optimiser, schedule, moving average, weights to start from: those of Task.
+        window: Side of the windows that images are cut into in evaluation; whole if not given.
+        step: Distance from one window to the next; two thirds of the window if not given.
+        mean: Mean that images in [0, 1] are normalised with.
+        std: Standard deviation that they are normalised with.
+        task: Arguments of Task: optimiser, schedule, moving average, weights to start from.
     """
 
     monitor = "val/mIoU"
@@ -70,10 +72,8 @@ class Segmentation(Task):
         self.window, self.step = window, step
         if step is not None and window is None:
             raise UserError(f"step {step} is from one window to the next: give --model.window too")
-        self.model = build_segmenter(
-            decoder, num_classes, backbone, attention, tie_qk, drop_path, options, width,
-            auxiliary > 0,
-        )  # fmt: skip
+        config = BackboneConfig(backbone, attention, tie_qk, drop_path, options)
+        self.model = build_segmenter(decoder, num_classes, config, width, auxiliary > 0)
         self.mean: Tensor
         self.std: Tensor
         self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1), persistent=False)
@@ -89,7 +89,7 @@ class Segmentation(Task):
         return self.model if is_segmenter else self.model.body  # type: ignore[return-value]
 
     def normalised(self, images: Tensor) -> Tensor:
-        """Of uint8 -> as the model takes them."""
+        """Images of uint8 -> normalised images, as the model takes them."""
         return (images.float() / 255 - self.mean) / self.std
 
     def forward(self, image: Tensor) -> Tensor:
@@ -119,19 +119,15 @@ class Segmentation(Task):
         loss = pixel_loss(logits, labels)
         if second is not None:
             loss = loss + self.auxiliary * pixel_loss(second, labels)
-        self.check_finite(loss, batch.indices)
-        self.log(
-            "train/loss", loss, prog_bar=True, on_step=True, on_epoch=True, batch_size=len(images)
-        )
-        return loss
+        return self.logged(loss, batch.indices)
 
     def on_validation_epoch_start(self) -> None:
         self.confusion.reset()
 
     on_test_epoch_start = on_validation_epoch_start
 
-    def validation_step(self, batch: SegmentationBatch, batch_idx: int) -> None:
-        """One image at a time, scored at the size of its labels."""
+    def score(self, batch: SegmentationBatch, part: str, loader: int) -> None:
+        """Scores one image at a time, at the size of its labels."""
         for image, labels in zip(batch.images, batch.labels):
             if labels is None:
                 continue
@@ -140,15 +136,7 @@ class Segmentation(Task):
                 logits = F.interpolate(logits, labels.shape, mode="bilinear", align_corners=False)
             self.confusion.update(logits.argmax(1)[0], labels.long())
 
-    test_step = validation_step
-
-    def on_validation_epoch_end(self) -> None:
-        self._score("val")
-
-    def on_test_epoch_end(self) -> None:
-        self._score("test")
-
-    def _score(self, part: str) -> None:
+    def log_scores(self, part: str) -> None:
         scores = scores_of(self.confusion.compute(), self.classes)
         for name, value in scores.items():
             self.log(f"{part}/{name}", value, prog_bar=name == "mIoU")
@@ -172,7 +160,7 @@ class Segmentation(Task):
         ]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds what prediction needs to know: names and colours of the classes."""
+        """Adds the names and colours of classes, for prediction."""
         data = self.data
         if isinstance(data, SegmentationData):
             checkpoint["labels"] = {
@@ -190,9 +178,9 @@ def pixel_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def scores_of(confusion: Tensor, classes: list[str]) -> dict[str, float]:
-    """mIoU, pixel accuracy and IoU by class, of pixels counted by (true class, found class).
+    """mIoU, pixel accuracy and IoU by class, from a confusion matrix (true class, found class).
 
-    A class that is neither there nor found has no IoU, and no part in the mean.
+    A class that is neither in the labels nor found has no IoU, and does not count in the mean.
     """
     counts = confusion.double().cpu()
     right = counts.diagonal()

@@ -21,19 +21,19 @@ class SequenceClassification(Task):
     Args:
         attention: soft, softpp, softmax, linformer, spatial_reduction, performer, nystromformer,
             reformer, skyformer, gaussian, or one that a module of --modules registers.
-        options: Further arguments of the attention, such as {tokens: 128}. By default SOFT and
-            SOFT++ average windows of 4 tokens, as in the paper, whose cost is quadratic in the
-            length; with tokens it is linear. The peers are the benchmark's by default.
-        num_classes: As many as the data has.
-        vocabulary: Tokens that there are, padding included; at least the data's.
+        options: Further arguments of the attention, such as {num_landmarks: 128}. By default SOFT
+            and SOFT++ average windows of 4 tokens, as in the paper, at a cost that is quadratic in
+            the length; with num_landmarks it is linear. The peers are the benchmark's.
+        num_classes: Number of classes in the data.
+        vocabulary: Number of different tokens, padding included; at least the data's.
         length: Tokens of the longest sequence; at least the data's.
         pairs: Whether samples are pairs of sequences, as in retrieval.
         dim: Width of the tokens.
         hidden: Width of the hidden layers.
         depth: Layers of attention.
         num_heads: Heads of the attention.
-        dropout: Of embeddings, of hidden layers and of what is added to the residual path.
-        task: Optimiser, schedule, moving average, weights to start from: those of Task.
+        dropout: Dropout of embeddings, hidden layers and residual branches.
+        task: Arguments of Task: optimiser, schedule, moving average, weights to start from.
     """
 
     def __init__(
@@ -98,19 +98,9 @@ class SequenceClassification(Task):
         return logits
 
     def training_step(self, batch: SequenceBatch, batch_idx: int) -> Tensor:
-        loss = F.cross_entropy(self(batch), batch.targets)
-        self.check_finite(loss, batch.indices)
-        size = len(batch.targets)
-        self.log("train/loss", loss, prog_bar=True, on_step=True, on_epoch=True, batch_size=size)
-        return loss
+        return self.logged(F.cross_entropy(self(batch), batch.targets), batch.indices)
 
-    def validation_step(self, batch: SequenceBatch, batch_idx: int) -> None:
-        self._score("val", batch)
-
-    def test_step(self, batch: SequenceBatch, batch_idx: int) -> None:
-        self._score("test", batch)
-
-    def _score(self, part: str, batch: SequenceBatch) -> None:
+    def score(self, batch: SequenceBatch, part: str, loader: int) -> None:
         there = batch.targets != NOTHING
         self.scores.count(self(batch)[there], batch.targets[there])
         for name, metric in self.scores.items():

@@ -1,4 +1,4 @@
-"""What all tasks share: optimiser, schedule, averaged weights, freezing, randomness of a step."""
+"""What all tasks share: optimiser, schedule, averaged weights, freezing, seeds of steps."""
 
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -19,38 +19,38 @@ from .warm_start import initialise
 
 
 class Task(LightningModule):
-    """A model with what trains it; subclasses set `model` and write the steps.
+    """A model and how it is trained; subclasses set `model` and write the steps.
 
     Args:
         optimizer: timm's name of an optimiser.
         lr: Learning rate after warm-up, for the batch size that is used.
-        weight_decay: Of all parameters but biases, norms and embeddings.
+        weight_decay: Weight decay of all parameters but biases, norms and embeddings.
         layer_decay: Factor of the learning rate from each layer to the one before it.
         optimizer_options: Further arguments of the optimiser.
-        schedule: How the learning rate falls after warm-up: by half a cosine, at milestones by a
-            factor of 10 (step), or linearly: by what it would have been without warm-up (poly),
-            or from the end of warm-up on (one_cycle).
-        milestones: Epochs at which it falls, for step.
+        schedule: How the learning rate falls after warm-up: by half a cosine (cosine), by a factor
+            of 10 at milestones (step), linearly from the start of training (poly), or linearly
+            from the end of warm-up (one_cycle).
+        milestones: Epochs at which the learning rate falls, for step.
         warmup_epochs: Epochs over which the learning rate rises linearly.
         warmup_steps: The same in steps, in place of warmup_epochs.
-        warmup_lr: Learning rate that it rises from.
-        min_lr: Learning rate that all but step end with.
-        ema: Decay of the moving average of the weights; none is kept if not given.
-        init_from: A checkpoint whose weights are taken where names and shapes agree: of a run, to
-            fine-tune it, or of the authors' release; in a detector, its backbone's.
-        freeze: Names of parts of the model that are not trained, with * for any characters;
-            their batch normalisation stays as it is.
-        seed: What is random in a step is a function of (seed, epoch, batch, process).
+        warmup_lr: Learning rate at the start of warm-up.
+        min_lr: Learning rate at the end, for all schedules but step.
+        ema: Decay of the moving average of the weights; no average is kept if not given.
+        init_checkpoint: Checkpoint of a run or of the authors' release. Its weights are taken where
+            names and shapes agree; a classifier's go into a detector's backbone.
+        freeze: Names of parts of the model that are not trained, with * for any characters. Their
+            batch normalisation does not change either.
+        seed: Seed of all randomness in steps, together with epoch, batch and process.
     """
 
     model: nn.Module
     monitor = "val/accuracy"
-    """What best.ckpt has the highest of."""
+    """The score that decides on best.ckpt."""
     curves: ClassVar[dict[str, list[str]]] = {
         "loss": ["train/loss_epoch", "val/loss"],
         "accuracy in validation": ["val/accuracy", "val/accuracy_top5"],
     }
-    """What is drawn of a run: names of measures, by title."""
+    """The metrics that are drawn of a run, by the title of their panel."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Task(LightningModule):
         warmup_lr: float = 1e-6,
         min_lr: float = 1e-5,
         ema: float | None = None,
-        init_from: str | None = None,
+        init_checkpoint: str | None = None,
         freeze: list[str] | None = None,
         seed: int = 0,
     ) -> None:
@@ -87,12 +87,12 @@ class Task(LightningModule):
         self.warmup_epochs, self.warmup_steps = warmup_epochs, warmup_steps
         self.warmup_lr, self.min_lr = warmup_lr, min_lr
         self.ema, self.seed = ema, seed
-        self.init_from = init_from
+        self.init_checkpoint = init_checkpoint
         self.freeze_patterns = freeze or []
         self.frozen: list[str] = []
 
     def freeze_parts(self) -> None:
-        """Freezes what the patterns name; called once the model is there."""
+        """Freezes the parts that the patterns name; subclasses call it when they have a model."""
         for pattern in self.freeze_patterns:
             modules = [name for name, _ in self.model.named_modules() if fnmatchcase(name, pattern)]
             parameters = [p for n, p in self.model.named_parameters() if fnmatchcase(n, pattern)]
@@ -141,7 +141,7 @@ class Task(LightningModule):
         }
 
     def _schedule(self, optimizer: Any, steps: int) -> Scheduler:
-        self.trainer.fit_loop.setup_data()  # where max_steps is the end, nobody has done so yet
+        self.trainer.fit_loop.setup_data()  # Lightning has not done so if max_steps is the end
         batches = self.trainer.num_training_batches / self.trainer.accumulate_grad_batches
         rising = self.warmup_steps
         if rising is None:
@@ -165,24 +165,24 @@ class Task(LightningModule):
         return data if isinstance(data, Data) else None
 
     def initialised(self, path: Path) -> nn.Module:
-        """The part of the model that a file to start from has weights for."""
+        """The part of the model that takes the weights of a file."""
         return self.model
 
     def setup(self, stage: str) -> None:
-        if self.init_from and Path(self.init_from).is_file():
+        if self.init_checkpoint and Path(self.init_checkpoint).is_file():
             self._initialise()
 
     def _initialise(self) -> None:
-        """Once: what follows goes on with the weights that are there."""
-        if self.init_from:
-            path = Path(self.init_from)
+        """Takes the weights of init_checkpoint, once."""
+        if self.init_checkpoint:
+            path = Path(self.init_checkpoint)
             taken = initialise(self.initialised(path), path)
             if self.trainer.is_global_zero:
                 print(taken)
-            self.init_from = None
+            self.init_checkpoint = None
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.init_from = None  # the checkpoint has all weights
+        self.init_checkpoint = None  # the checkpoint has all weights
 
     def on_fit_start(self) -> None:
         self._initialise()  # refuses a file that is not there, unless there was a checkpoint
@@ -194,12 +194,12 @@ class Task(LightningModule):
         self._initialise()
 
     def closing_scores(self) -> dict[str, Any]:
-        """What a run ends with, by name: all that validation measures."""
+        """The scores of a finished run by name: all that validation measures."""
         found = self.trainer.validate(self, datamodule=self.data, verbose=False)
         return {name.removeprefix("val/"): value for part in found for name, value in part.items()}
 
     def closing_lines(self, scores: dict[str, Any]) -> list[str]:
-        """The scores for people, the most important one last."""
+        """The scores as lines to print, the most important one last."""
         return [f"{name:15}{value:.4f}" for name, value in scores.items()]
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
@@ -208,10 +208,37 @@ class Task(LightningModule):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         seed_step(self.seed, self.trainer.current_epoch, batch_idx, self.trainer.global_rank)
 
-    def check_finite(self, loss: Tensor, indices: Tensor) -> None:
-        """Stops at a loss that is not finite, before it reaches the weights."""
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.score(batch, "val", dataloader_idx)
+
+    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.score(batch, "test", dataloader_idx)
+
+    def on_validation_epoch_end(self) -> None:
+        self.log_scores("val")
+
+    def on_test_epoch_end(self) -> None:
+        self.log_scores("test")
+
+    def score(self, batch: Any, part: str, loader: int) -> None:
+        """Scores a batch of the validation ("val") or test split."""
+        raise NotImplementedError
+
+    def log_scores(self, part: str) -> None:
+        """Logs the scores of an epoch that `score` has not logged."""
+
+    def logged(self, loss: Tensor, indices: Tensor) -> Tensor:
+        """Logs and returns the loss of a training step on the samples with these indices.
+
+        Raises:
+            DivergedError: If the loss is not finite, before it reaches the weights.
+        """
         if torch.isfinite(loss):
-            return
+            size = len(indices)
+            self.log(
+                "train/loss", loss, prog_bar=True, on_step=True, on_epoch=True, batch_size=size
+            )
+            return loss
         numbers = indices.tolist()
         names = self.data.describe(numbers) if self.data else [str(number) for number in numbers]
         raise DivergedError(

@@ -1,4 +1,4 @@
-"""Weights to start from: another model's where shapes agree, and a teacher's predictions."""
+"""Warm starts: weights of another model, and the predictions of a teacher."""
 
 from pathlib import Path
 from typing import Literal
@@ -14,11 +14,11 @@ from ..models.projections import rename_projections
 
 
 def initialise(model: nn.Module, path: Path) -> str:
-    """Takes all weights of a file that the model has by name and shape, and says which it took.
+    """Loads the weights of a file whose names and shapes the model has; returns what was taken.
 
-    The file may be a checkpoint of a training run (its averaged weights), of the authors, or any
-    state dict; position embeddings are resized. Projections of timm's ViT and Swin are taken
-    whether their attention is timm's own or another, in the file and in the model.
+    The file may be a checkpoint of a run (its averaged weights), of the authors, or any state dict.
+    Position embeddings are resized. Projections of timm's ViT and Swin are taken even if the
+    attention was replaced, in the file or in the model.
     """
     state = read_checkpoint(path)
     state = {name.removeprefix("model."): tensor for name, tensor in state.items()}
@@ -47,7 +47,8 @@ class Teacher:
     Args:
         name: Any model of timm.
         checkpoint: Its weights; timm's pretrained ones if not given.
-        mean, std: How the student's images were normalised; the teacher gets its own way.
+        num_classes: The student's number of classes.
+        mean, std: Normalisation of the student's images, which is converted to the teacher's.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Teacher:
 def distillation_loss(
     student: Tensor, teacher: Tensor, kind: Literal["soft", "hard"], temperature: float
 ) -> Tensor:
-    """How far a student's logits (B, classes) are from a teacher's."""
+    """The loss of a student's logits (B, classes) against a teacher's."""
     if kind == "hard":
         return F.cross_entropy(student, teacher.argmax(1))
     divergence = F.kl_div(

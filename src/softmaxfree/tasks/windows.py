@@ -1,4 +1,4 @@
-"""Logits of an image of any size, whole or by windows that overlap."""
+"""Logits of large images by overlapping windows."""
 
 from collections.abc import Callable
 
@@ -12,13 +12,13 @@ def sliding_logits(
 ) -> Tensor:
     """Logits (B, classes, H, W) of images (B, 3, H, W), averaged where windows overlap.
 
-    One window is in memory at a time, and the sum. Windows at the edges are moved inwards, so that
-    all have the same size; an image that one window covers is taken whole.
+    Only one window and the sum are in memory. Windows at the edges are moved inwards, so that all
+    have the same size. An image that one window covers is processed whole.
 
     Args:
-        segment: Logits of images of any size.
+        segment: Computes logits of images of any size.
         window: Side of the windows.
-        step: From one window to the next.
+        step: Distance from one window to the next.
     """
     height, width = images.shape[-2:]
     rows, columns = places(height, window, step), places(width, window, step)
@@ -39,7 +39,7 @@ def sliding_logits(
 
 
 def places(side: int, window: int, step: int) -> list[int]:
-    """Where windows begin: every `step`, the last one at the end of the side."""
+    """Start positions of windows: every `step`, with the last window at the end of the side."""
     if not 0 < step <= window:
         raise UserError(
             f"windows must follow each other without gaps: window {window}, step {step}; "

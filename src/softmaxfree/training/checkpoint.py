@@ -1,4 +1,4 @@
-"""Checkpoints of a run: when they are written, how, and what a signal does."""
+"""Writes the checkpoints of a run, also when a signal stops it."""
 
 import signal
 from pathlib import Path
@@ -19,7 +19,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class Stopped(Exception):  # noqa: N818 (not an error)
-    """A signal asked the run to stop, and its state is saved."""
+    """Raised when a signal has stopped the run and its state is saved."""
 
     def __init__(self, message: str, number: signal.Signals) -> None:
         super().__init__(message)
@@ -27,7 +27,7 @@ class Stopped(Exception):  # noqa: N818 (not an error)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Checkpoints that replace the old one only when they are whole and on the disk."""
+    """Replaces a checkpoint only when the new one is complete and on the disk."""
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
@@ -45,19 +45,19 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 class RunCheckpoint(Checkpoint):
     """Writes last.ckpt and best.ckpt, and saves before a signal ends the run.
 
-    last.ckpt holds the whole state: every `save_every` steps, at the end of every epoch and of the
-    run, before every validation, and on SIGINT, SIGTERM and SIGUSR1. The one before it is kept as
-    previous.ckpt. best.ckpt is the one of the highest score in validation. All have the averaged
-    weights, if there are any, as their state_dict.
+    last.ckpt holds the whole state. It is written every `save_every` steps, at the end of every
+    epoch and of the run, before every validation, and on SIGINT, SIGTERM and SIGUSR1. The file that
+    it replaces is kept as previous.ckpt. best.ckpt is the checkpoint with the highest score in
+    validation. If weights are averaged, the average is the state_dict of all of them.
 
     Lightning calls checkpoint callbacks after all others, so that averaged weights are up to date.
 
     Args:
-        folder: The run's.
-        monitor: What best.ckpt is the highest of.
-        save_every: Steps from one last.ckpt to the next.
+        folder: The run's folder.
+        monitor: Name of the score that decides on best.ckpt.
+        save_every: Steps between two checkpoints.
         config: The run's configuration, kept in the checkpoints.
-        resumed: Whether the run goes on from its last.ckpt, which then is known to be sound.
+        resumed: Whether the run continues from its last.ckpt, which is then known to be sound.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class RunCheckpoint(Checkpoint):
         self.highest = float("-inf")
         self.step = 0
         self.resumed = resumed
-        self.saved: int | None = None  # the step that last.ckpt is of, if it is known to be sound
+        self.saved: int | None = None  # the step of last.ckpt, if that is known to be sound
         self.received: signal.Signals | None = None
         self._before: dict[signal.Signals, Any] = {}
 
@@ -91,12 +91,14 @@ class RunCheckpoint(Checkpoint):
             self._before[number] = signal.signal(number, self._receive)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self.received == signal.SIGINT == number:  # asked twice: now
+        if self.received == signal.SIGINT == number:  # the second Ctrl-C stops at once
             raise KeyboardInterrupt
         self.received = signal.Signals(number)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._release()  # before Lightning gives back its own: it would stay, and its trainer
+        # Before Lightning restores its own handlers: otherwise they stay installed and keep the
+        # trainer alive.
+        self._release()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: Any) -> None:
         self._release()
@@ -118,12 +120,12 @@ class RunCheckpoint(Checkpoint):
             self._save_last(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Saves what validation follows on: later the averaged weights are in place."""
-        if _in_training(trainer) and not self._in_accumulation(trainer):
+        """Saves before validation, during which the averaged weights are in place."""
+        if _in_training(trainer) and not _loop(trainer).accumulating:
             self._save_last(trainer)
 
     def on_validation_batch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
-        if _in_training(trainer) and not self._in_accumulation(trainer):
+        if _in_training(trainer) and not _loop(trainer).accumulating:
             self._stop_if_asked(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -133,11 +135,6 @@ class RunCheckpoint(Checkpoint):
         if float(value) > self.highest:
             self.highest = float(value)
             self.save(trainer, self.best, validated=True)
-
-    @staticmethod
-    def _in_accumulation(trainer: Trainer) -> bool:
-        """Whether there are gradients that no step has used yet, and no checkpoint holds."""
-        return trainer.fit_loop._should_accumulate()
 
     def _stop_if_asked(self, trainer: Trainer) -> None:
         asked = self.received is not None
@@ -152,14 +149,14 @@ class RunCheckpoint(Checkpoint):
             )
 
     def _save_last(self, trainer: Trainer) -> None:
-        """Writes last.ckpt, unless it is of this step already."""
+        """Writes last.ckpt, unless it already has this step."""
         if self.saved == trainer.global_step:
             return
         self.save(trainer, self.last)
         self.saved = trainer.global_step
 
     def save(self, trainer: Trainer, path: Path, validated: bool = False) -> None:
-        """Saves, unless weights are no longer finite: then the file that is there stays."""
+        """Saves, unless a weight is no longer finite: then the old file stays."""
         if getattr(trainer, "fast_dev_run", False):
             return
         for name, parameter in trainer.lightning_module.named_parameters():
@@ -170,8 +167,7 @@ class RunCheckpoint(Checkpoint):
                 )
         if path == self.last and self.saved is not None and trainer.is_global_zero:
             keep_previous(path)
-        loop = trainer.fit_loop
-        assert isinstance(loop, RunLoop)
+        loop = _loop(trainer)
         loop.validated = validated
         trainer.save_checkpoint(path)
         loop.validated = False
@@ -188,6 +184,11 @@ class RunCheckpoint(Checkpoint):
         checkpoint["config"] = self.config
 
 
+def _loop(trainer: Trainer) -> RunLoop:
+    assert isinstance(trainer.fit_loop, RunLoop)
+    return trainer.fit_loop
+
+
 def _in_training(trainer: Trainer) -> bool:
-    """Whether a validation is one of those between steps of training."""
+    """Whether a validation takes place between steps of training."""
     return trainer.state.fn == "fit" and not trainer.sanity_checking

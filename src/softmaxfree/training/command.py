@@ -1,8 +1,6 @@
 """`softmaxfree fit`, `validate` and `test`: Lightning's command line with our defaults."""
 
 import logging
-import os
-import sys
 import warnings
 from argparse import RawDescriptionHelpFormatter
 from pathlib import Path
@@ -25,15 +23,14 @@ from ..checkpoint_files import LAST, holds_run, sound_checkpoint
 from ..data.base import Data
 from ..environment import largest_memory
 from ..errors import UserError, visible
-from ..files import recipe, write_atomically
+from ..files import write_atomically
 from ..imports import MODULES, Names, import_modules, listed
 from ..models.checkpoints import check_archive
 from ..tasks import Task
-from ..tasks.predict import read_run_checkpoint
-from ..trust import configuration, read_yaml
 from .allocator import keep_freed_memory
+from .arguments import with_configuration
 from .checkpoint import AtomicCheckpointIO, RunCheckpoint, Stopped
-from .lock import RunLock
+from .folder import RunLock, folder_of_run, name_of_data, name_of_model
 from .log import LineLogger, Pace, ProgressBar
 from .loop import RunLoop
 from .report import (
@@ -45,7 +42,7 @@ from .report import (
     origin,
     resumptions,
 )
-from .restart import join_after_restart, restarts
+from .restart import join_after_restart
 from .resumed import resumption
 
 DESCRIPTIONS = {
@@ -54,10 +51,10 @@ DESCRIPTIONS = {
     "test": "Score a checkpoint on the test split.",
 }
 _EXAMPLES = """
-All that can be set is under trainer (Lightning's Trainer), model (the task) and data:
---print_config shows it with its values. --model.help Classification, Detection, Segmentation or
+Further options belong to trainer (Lightning's Trainer), model (the task) and data. --print_config
+shows them with their values. --model.help Classification, Detection, Segmentation or
 SequenceClassification and --data.help ImageData, DetectionData, SegmentationData or SequenceData
-explain it.
+explain them.
 
 examples:
   softmaxfree fit
@@ -65,11 +62,11 @@ examples:
   softmaxfree fit --config recipes/cifar10/softpp_nano.yaml --model.attention softmax
   softmaxfree fit --config recipes/detection/digit_scenes.yaml           boxes and masks
   softmaxfree fit --config recipes/lra/listops.yaml --model.attention soft
-  softmaxfree fit --ckpt_path runs/softpp_nano-digits/last.ckpt          go on with a run
-  softmaxfree validate --ckpt_path runs/softpp_nano-digits/last.ckpt --data.eval_sizes [32,48,64]
+  softmaxfree fit --checkpoint runs/softpp_nano-digits/last.ckpt         go on with a run
+  softmaxfree validate --checkpoint runs/softpp_nano-digits/last.ckpt --data.eval_sizes [32,48]
 """
-_NOT_OF_A_RUN = ("ckpt_path", "out", "config")
-"""What is given for one command, and is no part of a run's configuration."""
+_NOT_OF_A_RUN = ("checkpoint", "out", "config")
+"""Options of one command that are no part of a run's configuration."""
 
 
 class _HelpFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
@@ -77,7 +74,7 @@ class _HelpFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
 
 
 class TrainingCLI(LightningCLI):
-    """One subcommand of Lightning's command line, with a folder for the run."""
+    """Lightning's command line for one command, with a folder for the run."""
 
     def __init__(self, command: str, arguments: list[str]) -> None:
         self.command = command
@@ -90,63 +87,53 @@ class TrainingCLI(LightningCLI):
             auto_configure_optimizers=False,
             trainer_defaults={
                 "max_epochs": 300,
-                "use_distributed_sampler": False,  # ours share the data out
+                "use_distributed_sampler": False,  # our loader divides the data
                 "enable_model_summary": False,
                 "callbacks": [],
             },
-            parser_kwargs={"prog": "softmaxfree", "formatter_class": _HelpFormatter},
-            args=[command, *arguments],
-        )
-
-    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
-        return {self.command: super().subcommands()[self.command] | set(self.fixed)}
-
-    @property
-    def fixed(self) -> dict[str, bool]:
-        """Arguments of Lightning's method that are no options here."""
-        safe = {"weights_only": True}  # nothing in a checkpoint is run
-        return safe if self.command == "fit" else safe | {"verbose": False}  # printed below
-
-    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
-        return super()._prepare_subcommand_kwargs(subcommand) | self.fixed
-
-    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        if "description" in kwargs:  # the subcommand's
-            kwargs |= {
-                "description": DESCRIPTIONS[self.command],
+            parser_kwargs={
+                "prog": f"softmaxfree {command}",
+                "usage": f"softmaxfree {command} [--config FILE] [options]",
+                "description": DESCRIPTIONS[command],
                 "epilog": _EXAMPLES,
-                "usage": f"softmaxfree {self.command} [--config FILE] [options]",
-            }
-        return super().init_parser(**kwargs)
+                "formatter_class": _HelpFormatter,
+            },
+            args=arguments,
+            run=False,  # `execute` does
+        )
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument(
-            "--seed_everything", type=int, default=0, help="What all randomness is a function of."
+            "--seed_everything", type=int, default=0, help="Seed of all randomness."
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.link_arguments("seed_everything", "model.init_args.seed")
         parser.link_arguments("seed_everything", "data.init_args.seed")
         parser.add_argument("--modules", type=Names, help=MODULES)
-        if self.command == "fit":
-            parser.add_argument(
-                "--out",
-                type=Path | None,
-                help="Folder of the run; runs/MODEL-DATA if not given, numbered if that is taken.",
-            )
-            parser.add_argument(
-                "--save_every", type=int, default=500, help="Steps between two checkpoints."
-            )
+        if self.command != "fit":
+            parser.add_argument("--checkpoint", type=str | None, help="Checkpoint to score.")
+            return
+        parser.add_argument(
+            "--checkpoint",
+            type=str | None,
+            help="Checkpoint to go on from; `last` for that in --out, or none if that is new.",
+        )
+        parser.add_argument(
+            "--out",
+            type=Path | None,
+            help="Folder to write the run to; a new runs/MODEL-DATA if not given.",
+        )
+        parser.add_argument(
+            "--save_every", type=int, default=500, help="Steps between checkpoints."
+        )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         assert isinstance(args, list)
         self.config = parser.parse_args(args)
 
-    def _parse_ckpt_path(self) -> None:
-        """Nothing: the whole configuration is in the checkpoint, and was the default."""
-
     def before_instantiate_classes(self) -> None:
-        config = self.config[self.command]
+        config = self.config
         import_modules(config.modules)
         if self.command == "fit":
             if config.trainer.default_root_dir:
@@ -154,17 +141,17 @@ class TrainingCLI(LightningCLI):
                     "--trainer.default_root_dir has no effect here; give the run's folder by --out"
                 )
             self.folder = folder_of_run(config)
-            if config.ckpt_path == "last":
-                config.ckpt_path = self.folder / LAST if holds_run(self.folder) else None
-        if config.ckpt_path:
-            config.ckpt_path = str(sound_checkpoint(Path(config.ckpt_path)))
-            check_archive(Path(config.ckpt_path))
+            if config.checkpoint == "last":
+                config.checkpoint = self.folder / LAST if holds_run(self.folder) else None
+        if config.checkpoint:
+            config.checkpoint = str(sound_checkpoint(Path(config.checkpoint)))
+            check_archive(Path(config.checkpoint))
         model = config.model.init_args
-        trained = model.get("init_from") or (model.get("options") or {}).get("pretrained")
-        if self.command != "fit" and not config.ckpt_path and not trained:
+        trained = model.get("init_checkpoint") or (model.get("options") or {}).get("pretrained")
+        if self.command != "fit" and not config.checkpoint and not trained:
             raise UserError(
-                f"{self.command} would score untrained weights: give --ckpt_path FILE, "
-                "--model.init_from FILE or --model.options.pretrained true"
+                f"{self.command} would score untrained weights: give --checkpoint FILE, "
+                "--model.init_checkpoint FILE or --model.options.pretrained true"
             )
 
     def instantiate_classes(self) -> None:
@@ -172,27 +159,27 @@ class TrainingCLI(LightningCLI):
             super().instantiate_classes()
         except ValueError as error:
             if str(error).startswith("Does not validate") and error.__cause__:
-                raise error.__cause__ from None  # what the class said, without all its arguments
+                raise error.__cause__ from None  # the class's own message
             raise
 
     def after_instantiate_classes(self) -> None:
-        if self.config[self.command].ckpt_path:
-            self.model.init_from = None  # the checkpoint has all weights
+        if self.config.checkpoint:
+            self.model.init_checkpoint = None  # the checkpoint has all weights
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         if self.command != "fit":
             return super().instantiate_trainer(logger=False, enable_checkpointing=False)
-        config = self.config.fit
-        self.text = _configuration(self._parser("fit"), config)
-        path = config.ckpt_path
+        config = self.config
+        self.text = _configuration(self.parser, config)
+        path = config.checkpoint
         self.resumption = resumption(Path(path), self.text) if path else None
         self.pace = Pace()
-        trainer_config = self.config_init.fit.trainer
+        trainer_config = self.config_init.trainer
         ours: dict[str, Any] = {
             "default_root_dir": str(self.folder),
-            "plugins": [*_listed(trainer_config.plugins), AtomicCheckpointIO(), *_cluster()],
+            "plugins": [*_as_list(trainer_config.plugins), AtomicCheckpointIO(), *_cluster()],
             "callbacks": [
-                *_listed(trainer_config.callbacks),
+                *_as_list(trainer_config.callbacks),
                 *([ProgressBar()] if trainer_config.enable_progress_bar is not False else []),
                 self.pace,
                 RunCheckpoint(
@@ -213,22 +200,34 @@ class TrainingCLI(LightningCLI):
         RunLoop.install(trainer)
         return trainer
 
-    def _run_subcommand(self, subcommand: str) -> None:
-        fit = self.command == "fit"
-        lock = RunLock(self.folder) if fit and self.trainer.is_global_zero else None
+    def execute(self) -> None:
+        """Trains or scores. A bug leaves its traceback in the run's folder."""
+        arguments: dict[str, Any] = {
+            "datamodule": self.datamodule,
+            "ckpt_path": self.config.checkpoint,
+            "weights_only": True,  # nothing in a checkpoint is run
+        }
+        if self.command != "fit":
+            score = self.trainer.validate if self.command == "validate" else self.trainer.test
+            score(self.model, verbose=False, **arguments)
+            self.print_scores()
+            return
+        lock = RunLock(self.folder) if self.trainer.is_global_zero else None
         try:
-            super()._run_subcommand(subcommand)
+            self.before_fit()
+            self.trainer.fit(self.model, **arguments)
+            self.after_fit()
         except (UserError, Stopped, KeyboardInterrupt):
             raise
         except BaseException:
-            if fit:
-                leave_traceback(self.folder, self.trainer.global_rank)
+            leave_traceback(self.folder, self.trainer.global_rank)
             raise
         finally:
             if lock:
                 lock.release()
 
     def before_fit(self) -> None:
+        """Writes down what the run is."""
         self.started = perf_counter()
         self.origin = origin()  # now: the working copy may change while the run goes on
         if self.trainer.is_global_zero:
@@ -239,22 +238,22 @@ class TrainingCLI(LightningCLI):
             keep_freed_memory()
         if self.trainer.is_global_zero:
             parameters = sum(parameter.numel() for parameter in self.model.parameters())
-            model, data = self.config.fit.model.init_args, self.config.fit.data.init_args
+            model, data = self.config.model.init_args, self.config.data.init_args
             print(
-                f"training {_name_of_model(model)} "
-                f"({parameters / 1e6:.1f} M parameters) on {_name_of_data(data)}, "
+                f"training {name_of_model(model)} "
+                f"({parameters / 1e6:.1f} M parameters) on {name_of_data(data)}, "
                 f"in {self.folder}"
             )
 
     def after_fit(self) -> None:
-        """Scores the run, and says where everything is."""
+        """Scores the run, and prints its scores and where its files are."""
         trainer, data = self.trainer, self.datamodule
         if not isinstance(data, Data):
             return
         if getattr(trainer, "fast_dev_run", False):
             print("one step of training and validation went through")
             return
-        seconds = perf_counter() - self.started  # of this process, where the run was gone on with
+        seconds = perf_counter() - self.started  # of this process alone, if the run was resumed
         on_gpu = trainer.strategy.root_device.type == "cuda"
         peak = torch.cuda.max_memory_allocated() if on_gpu else largest_memory()
         scores = self.model.closing_scores()
@@ -281,152 +280,74 @@ class TrainingCLI(LightningCLI):
         print(f"data waiting   {waiting:.1%} of the time of a step".replace("%", " %"))
         if broken:
             print(f"broken images  {broken}, skipped")
-        told = self.config.fit.data.init_args
+        told = self.config.data.init_args
         where = {name: told.get(name) for name in ("name", "root")}
-        commands = next_commands(self.folder, image, listed(self.config.fit.modules), where)
+        commands = next_commands(self.folder, image, listed(self.config.modules), where)
         print("\n  ".join(["try next", *commands]) if commands else "")
         print("\n".join(self.model.closing_lines(scores)))
 
-    def after_validate(self) -> None:
+    def print_scores(self) -> None:
         if self.trainer.is_global_zero:
             for name, value in self.trainer.callback_metrics.items():
                 percent, name = "accuracy" in name, visible(name)
                 print(f"{name:24}{value * 100:.2f} %" if percent else f"{name:24}{value:.4f}")
 
-    after_test = after_validate
-
 
 class SynchronisedBatchNorm(LayerSync):
-    """Batch normalisation over all processes; timm's has an activation in it, which stays."""
+    """Batch normalisation over all processes, which keeps the activation in timm's."""
 
     def apply(self, model: nn.Module) -> nn.Module:
         converted: nn.Module = convert_sync_batchnorm(model)
         return converted
 
     def revert(self, model: nn.Module) -> nn.Module:
-        """As it is: outside training nothing is synchronised."""
+        """Changes nothing: outside training nothing is synchronised."""
         return model
 
 
+def fit(arguments: list[str]) -> None:
+    """Train a model."""
+    run("fit", arguments)
+
+
+def validate(arguments: list[str]) -> None:
+    """Score a checkpoint on the validation split."""
+    run("validate", arguments)
+
+
+def test(arguments: list[str]) -> None:
+    """Score a checkpoint on the test split."""
+    run("test", arguments)
+
+
 def run(command: str, arguments: list[str]) -> None:
-    """Runs fit, validate or test; stopping by a signal ends it cleanly."""
+    """Runs fit, validate or test. A signal stops it, with its state saved."""
     warnings.filterwarnings("ignore", category=PossibleUserWarning)  # advice on workers and logs
     warnings.filterwarnings("ignore", message=".*LeafSpec", module="lightning")
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    arguments = _with_configuration(command, _with_sound_checkpoint(arguments))
+    arguments = with_configuration(command, arguments)
     join_after_restart()
     try:
-        TrainingCLI(command, arguments)
+        TrainingCLI(command, arguments).execute()
     except MisconfigurationException as error:
         raise UserError(str(error).strip()) from error
     except Stopped as stop:
-        print(f"\nsoftmaxfree: {stop}; all of its state is saved, and --ckpt_path last goes on")
+        print(f"\nsoftmaxfree: {stop}; its state is saved, and --checkpoint last goes on")
         raise SystemExit(stop.exit_code) from None
 
 
-def _with_configuration(command: str, arguments: list[str]) -> list[str]:
-    """The arguments with a configuration: that given, else the checkpoint's, else the digits'."""
-    if any(word.split("=")[0] in ("--config", "-c", "--help", "-h") for word in arguments):
-        return arguments
-    path = _option(arguments, "--ckpt_path")
-    if path and path != "last":
-        config = _configuration_of_checkpoint(Path(path), command, arguments)
-        return ["--config", config, *arguments]
-    if command != "fit":
-        raise UserError(
-            f"{command} needs something to score: give --ckpt_path FILE, or --config FILE"
-        )
-    return ["--config", str(recipe("digits/softpp_nano.yaml")), *arguments]
-
-
-def _with_sound_checkpoint(arguments: list[str]) -> list[str]:
-    """The arguments with the checkpoint that is taken, where the one given is damaged."""
-    path = _option(arguments, "--ckpt_path")
-    if not path or path == "last":
-        return arguments
-    taken = {path: str(sound_checkpoint(Path(path)))}
-    taken |= {f"--ckpt_path={old}": f"--ckpt_path={new}" for old, new in taken.items()}
-    return [taken.get(word, word) for word in arguments]
-
-
-def _option(arguments: list[str], name: str) -> str | None:
-    for word, following in zip(arguments, [*arguments[1:], ""]):
-        if word == name:
-            return following
-        if word.startswith(f"{name}="):
-            return word.partition("=")[2]
-    return None
-
-
-def _configuration_of_checkpoint(path: Path, command: str, arguments: list[str]) -> str:
-    """What a run was told, as far as it is plain: nothing is run because a file says so."""
-    text = read_run_checkpoint(path).get("config")
-    if not isinstance(text, str):
-        raise UserError(f"{path} does not say how it was trained: give its --config")
-    config = read_yaml(text, path)
-    own = listed(config.pop("modules", None))
-    if own and not any(word.startswith("--modules") for word in arguments):
-        raise UserError(
-            f"{path} was trained with modules of your own, which are not imported because a file "
-            f"names them: give --modules [{','.join(map(str, own))}]"
-        )
-    taken, left = configuration(config, path, command, arguments)
-    if left:
-        print(f"not taken from {path}: {visible(', '.join(left))}", file=sys.stderr)
-    return yaml.safe_dump(taken)
-
-
 def _configuration(parser: LightningArgumentParser, config: Namespace) -> str:
-    """Everything that the run was told, as YAML that --config takes."""
+    """The whole configuration of the run, as YAML that --config takes."""
     dumped = yaml.safe_load(parser.dump(config, skip_unset=False, format="yaml"))
     kept = {name: value for name, value in dumped.items() if name not in _NOT_OF_A_RUN}
     return yaml.safe_dump(kept, sort_keys=False)
 
 
 def _cluster() -> list[SLURMEnvironment]:
-    """Slurm without Lightning's own answer to its signals; RunCheckpoint has ours."""
+    """Slurm without Lightning's signal handlers; RunCheckpoint has ours."""
     return [SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else []
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return [] if value is None else value if isinstance(value, list) else [value]
-
-
-def folder_of_run(config: Namespace) -> Path:
-    """The run's folder, the same for all of its processes."""
-    if config.ckpt_path and config.ckpt_path != "last" and not config.out:
-        return Path(config.ckpt_path).parent
-    by_lightning = "LOCAL_RANK" in os.environ and "TORCHELASTIC_RUN_ID" not in os.environ
-    if by_lightning and not config.out and (chosen := os.environ.get("SOFTMAXFREE_RUN")):
-        return Path(chosen)  # by the process that started this one
-    base = Path(config.out or _name_of_run(config))
-    parallel = int(os.environ.get("WORLD_SIZE", os.environ.get("SLURM_NTASKS", "1"))) > 1
-    if restarts() and not config.ckpt_path:
-        config.ckpt_path = "last"
-    if config.out or parallel or config.ckpt_path:
-        if holds_run(base) and not config.ckpt_path:
-            raise UserError(
-                f"{base} holds a run already: give --ckpt_path last to go on with it, "
-                "or another folder with --out"
-            )
-        folder = base
-    else:
-        numbered = (base.with_name(f"{base.name}-{number}") for number in range(2, 10_000))
-        folder = next(path for path in (base, *numbered) if not path.exists())
-    os.environ["SOFTMAXFREE_RUN"] = str(folder)
-    return folder
-
-
-def _name_of_run(config: Namespace) -> str:
-    model, data = config.model.init_args, config.data.init_args
-    return f"runs/{_name_of_model(model)}-{_name_of_data(data)}"
-
-
-def _name_of_model(model: Namespace) -> str:
-    return str(model.get("backbone") or model.get("attention") or "model")
-
-
-def _name_of_data(data: Namespace) -> str:
-    name = str(data.get("name") or "").strip("/").split("/")[-1]
-    return name or Path(data.get("root") or "data").name

@@ -1,4 +1,4 @@
-"""The log of a run: a line for each thing measured, appended, so that no kill loses any."""
+"""The log of a run, its progress bar and its speed."""
 
 import json
 import time
@@ -16,7 +16,11 @@ from ..files import append
 
 
 class LineLogger(Logger):
-    """Metrics as JSON, one line for each time they are logged; a resumed run appends."""
+    """Appends metrics to metrics.jsonl, one line of JSON each time they are logged.
+
+    Lightning's CSVLogger does not serve here: it deletes the file of a run that is resumed, and
+    rewrites the whole file, not atomically, whenever a new metric appears.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -47,12 +51,12 @@ class LineLogger(Logger):
 
 
 def read_metrics(path: Path) -> dict[str, list[tuple[int, float]]]:
-    """(step, value) by name; of steps repeated after a kill the later ones count."""
+    """(step, value) by name. Where a step was repeated after a kill, its last value counts."""
     found: dict[str, dict[int, float]] = {}
     for line in path.read_text().splitlines():
         try:
             entry = json.loads(line)
-        except json.JSONDecodeError:  # torn by a kill
+        except json.JSONDecodeError:  # a line cut short by a kill
             continue
         step = entry.pop("step")
         for name, value in entry.items():
@@ -61,7 +65,7 @@ def read_metrics(path: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 class ProgressBar(TQDMProgressBar):
-    """Lightning's, with the number of epochs, the loss and the score alone: it fits 80 columns."""
+    """Lightning's progress bar with only the epoch, the loss and the score, to fit 80 columns."""
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, str]:  # type: ignore[override]
         score = str(getattr(pl_module, "monitor", ""))
@@ -77,9 +81,9 @@ class ProgressBar(TQDMProgressBar):
 
 
 class Pace(Callback):
-    """Logs samples a second, and the part of a step's time spent waiting for data.
+    """Logs samples per second, and the share of a step's time spent waiting for data.
 
-    What validation takes between two steps is not counted.
+    The time of validation between two steps is not counted.
     """
 
     def __init__(self) -> None:
@@ -88,7 +92,7 @@ class Pace(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.first_step = trainer.global_step
-        self._begin(trainer)  # an epoch gone on with has no start
+        self._begin(trainer)  # a resumed epoch has no start
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._begin(trainer)

@@ -1,4 +1,4 @@
-"""Lightning's loop over the epochs, gone on with exactly where a checkpoint was written."""
+"""Lightning's loop over the epochs, resumed exactly where a checkpoint was written."""
 
 from typing import Any
 
@@ -14,31 +14,36 @@ from ..data.loader import ResumableLoader
 
 
 class RunLoop(_FitLoop):
-    """Goes on after the last batch of a checkpoint as a run that was never stopped does.
+    """Continues after the last batch of a checkpoint, as a run that was never stopped would.
 
     A checkpoint is written in the middle of Lightning's bookkeeping: its batch, and its epoch if
-    the batch ends one, are not counted as completed, and validation may be due. Lightning guesses
-    from its counters what is left to do, and loses a validation or trains an epoch twice. Here all
-    follows from what is certain, the epochs and batches that were processed and whether they were
-    validated: counters become what they are after the batch, and what is left of it (validation,
-    the end of its epoch, the end of the run) is done.
+    the batch ends one, are not counted as completed, and a validation may be due. Lightning guesses
+    from its counters what is left to do, and loses a validation or trains an epoch twice. This loop
+    relies only on the number of processed epochs and batches, and on whether they were validated.
+    It sets the counters to their values after the batch, and then does what is left: validation,
+    the end of the epoch, the end of the run.
     """
 
     resumed = False
-    """Whether a checkpoint was loaded that has not been gone on from yet."""
+    """Whether a checkpoint was loaded and training has not continued from it yet."""
     validated = False
-    """Whether the validation that is due after the last batch has been done."""
+    """Whether the validation that is due after the last batch is done."""
 
     @classmethod
     def install(cls, trainer: Trainer) -> None:
-        """Takes the place of the trainer's own loop."""
+        """Replaces the trainer's own loop."""
         before = trainer.fit_loop
         trainer.fit_loop = cls(trainer, before.min_epochs, before.max_epochs)
         trainer.fit_loop.epoch_loop = before.epoch_loop
 
     @property
+    def accumulating(self) -> bool:
+        """Whether there are gradients that no step has used yet, and that no checkpoint holds."""
+        return self._should_accumulate()
+
+    @property
     def done(self) -> bool:
-        """A run whose last step is in a checkpoint has its end yet to come."""
+        """A run that is resumed after its last step still has to end."""
         return not self.resumed and super().done
 
     def on_save_checkpoint(self) -> dict[str, Any]:
@@ -61,7 +66,7 @@ class RunLoop(_FitLoop):
 
     def on_iteration_done(self) -> None:
         super().on_iteration_done()
-        self.epoch_loop.on_iteration_done()  # none of its own where the epoch was over
+        self.epoch_loop.on_iteration_done()  # it has none of its own if the epoch was over
 
     def _go_to_the_checkpoint(self) -> None:
         inner = self.epoch_loop
@@ -75,7 +80,7 @@ class RunLoop(_FitLoop):
         inner.val_loop.restarting = False
         assert self._data_fetcher is not None
         if not inner._should_check_val_fx(self._data_fetcher):
-            inner.val_loop._has_run = True  # nothing to wait for where the epoch is over
+            inner.val_loop._has_run = True  # at the end of an epoch no validation is waited for
             inner._batches_that_stepped += 1
         elif not self.validated:
             inner.val_loop._restart_stage = Evaluation.RESTARTED_MID_EVALUATION
@@ -86,6 +91,6 @@ class RunLoop(_FitLoop):
 
 
 def _counts(progress: _Progress) -> list[_ProcessedTracker]:
-    """Of the whole run, and of this epoch."""
+    """The counters of the whole run and of this epoch."""
     found = [progress.total, progress.current]
     return [count for count in found if isinstance(count, _ProcessedTracker)]

@@ -1,9 +1,8 @@
-"""What a run leaves for people: curves, scores at several sizes, the command to predict with."""
+"""What a run leaves for people: its record, its curves, and commands to try next."""
 
 import json
 import shlex
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,12 @@ from ..layers.multihead import MultiHeadAttention
 from ..tasks.predict import Classifier, read_run_checkpoint
 from .log import read_metrics
 
+Place = tuple[float, float]
+"""(height, width) on an image, from 0 at the upper left to 1."""
+
 
 def origin() -> dict[str, Any]:
-    """Command, commit, hardware and versions of a run that begins."""
+    """The command, commit, hardware and versions of a run."""
     return {
         "command": command_line(),
         "commit": commit(),
@@ -33,12 +35,12 @@ def origin() -> dict[str, Any]:
 
 
 def describe_run(folder: Path, **known: Any) -> None:
-    """Writes run.json: what is known of a run."""
+    """Writes run.json, the record of a run."""
     write_atomically(folder / "run.json", json.dumps(known, indent=1) + "\n")
 
 
 def resumptions(folder: Path, new: dict[str, Any] | None) -> dict[str, Any]:
-    """What run.json tells of how often and from where a run was gone on with, `new` the latest."""
+    """The entry of run.json that lists from where a run was resumed, `new` the latest."""
     if new is None:
         return {}
     try:
@@ -55,30 +57,29 @@ def leave_traceback(folder: Path, rank: int) -> None:
 
 
 def draw_run(folder: Path, curves: dict[str, list[str]], example: Path | None) -> Path:
-    """run.png: curves by title, and below them what a classifier attends to on an image.
+    """Draws run.png: curves, and below them what a classifier attends to on an image.
 
     Args:
-        folder: The run's.
-        curves: Names of measures by title, such as the losses and the scores in validation.
-        example: A held-out image; without one, or where the model's attention cannot be recorded,
-            there are curves alone.
+        folder: The run's folder.
+        curves: Names of metrics by the title of their panel.
+        example: A held-out image; without one, or if the model's attention cannot be recorded,
+            only the curves are drawn.
     """
     from matplotlib.figure import Figure
 
-    looks = _attended(folder, example)
-    figure = Figure(figsize=(4.5 * len(curves), 5.6 if looks else 3.4), layout="constrained")
+    panels, (y, x) = _attended(folder, example)
+    figure = Figure(figsize=(4.5 * len(curves), 5.6 if panels else 3.4), layout="constrained")
     upper: Any = figure
-    lower: Any = None
-    if looks:
+    if panels:
         grid = figure.add_gridspec(2, 1, height_ratios=(3.4, 2.2))
         upper, lower = figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])
-    _draw_curves(upper.subplots(1, len(curves)), curves, read_metrics(folder / "metrics.jsonl"))
-    if looks:
         lower.suptitle("what the patch at the cross attends to, layer by layer", fontsize=10)
-        for axes, (title, draw) in zip(lower.subplots(1, len(looks)), looks):
-            draw(axes)
+        for axes, (title, pixels) in zip(lower.subplots(1, len(panels)), panels.items()):
+            axes.imshow(pixels, extent=(0, 1, 1, 0))
+            axes.plot(x, y, "+", color="red", markersize=9, markeredgewidth=2)
             axes.set_title(title, fontsize=9)
             axes.set_axis_off()
+    _draw_curves(upper.subplots(1, len(curves)), curves, read_metrics(folder / "metrics.jsonl"))
     write_picture(folder / "run.png", figure)
     return folder / "run.png"
 
@@ -97,48 +98,37 @@ def _draw_curves(
             axes.legend()
 
 
-def _attended(folder: Path, example: Path | None) -> list[tuple[str, Callable[[Any], None]]]:
-    """Panels: the image with its prediction, and a row of each layer's attention, over all heads.
+def _attended(folder: Path, example: Path | None) -> tuple[dict[str, Tensor], Place]:
+    """Panels by title: the image with its prediction, and each layer's attention over all heads.
 
-    The patch is the one at the middle of the brightest or darkest things on the image: where it
-    differs most from its own average.
+    The patch, whose place is returned too, is at the centre of what differs most from the image's
+    average colour.
     """
+    nothing: tuple[dict[str, Tensor], Place] = {}, (0.5, 0.5)
     if example is None or not (folder / "last.ckpt").is_file():
-        return []
+        return nothing
     checkpoint = read_run_checkpoint(folder / "last.ckpt")
     if "images" not in checkpoint:
-        return []
+        return nothing
     classifier = Classifier(checkpoint)
     if not any(isinstance(module, MultiHeadAttention) for module in classifier.model.modules()):
-        return []
+        return nothing
     tensor = classifier.tensor(read_image(example))
     with evaluating(classifier.model), recorded_attention(classifier.model) as layers:
         probabilities = classifier.model(tensor).softmax(1)[0]
-    seen = classifier.seen(tensor)
-    y, x = _middle(seen)
-
-    def image(axes: Any) -> None:
-        axes.imshow(seen, extent=(0, 1, 1, 0))
-        axes.plot(x, y, "+", color="red", markersize=9, markeredgewidth=2)
-
+    image = classifier.seen(tensor)
+    y, x = _middle(image)
     best = int(probabilities.argmax())
-    found: list[tuple[str, Callable[[Any], None]]] = [
-        (f"{classifier.classes[best]}: {probabilities[best] * 100:.0f} %", image)
-    ]
-    for number, record in enumerate(layers.values(), start=1):
-        rows = record.on_grid(record.rows([record.token_at(y, x)])[0].squeeze(-2)).mean(0)
-
-        def weights(axes: Any, rows: Tensor = rows) -> None:
-            axes.imshow(rows, extent=(0, 1, 1, 0))
-            axes.plot(x, y, "+", color="red", markersize=9, markeredgewidth=2)
-
-        found.append((f"layer {number}", weights))
-    shown = 6  # more do not fit
-    return found[:1] + found[1 :: max(1, (len(found) + shown - 3) // (shown - 1))]
+    every = max(1, (len(layers) + 4) // 5)  # five panels and the image fit
+    panels = {f"{classifier.classes[best]}: {probabilities[best] * 100:.0f} %": image}
+    for number, record in list(enumerate(layers.values(), start=1))[::every]:
+        rows = record.rows([record.token_at(y, x)])[0].squeeze(-2)
+        panels[f"layer {number}"] = record.on_grid(rows).mean(0)
+    return panels, (y, x)
 
 
-def _middle(image: Tensor) -> tuple[float, float]:
-    """(S, S, 3) -> the place, height first, in the middle of what differs from the average."""
+def _middle(image: Tensor) -> Place:
+    """(S, S, 3) -> (height, width), from 0 to 1, of the centre of what differs from the average."""
     off = (image - image.mean((0, 1))).square().sum(-1)
     off = off / off.sum().clamp(min=1e-12)
     height, width = (
@@ -151,13 +141,13 @@ def _middle(image: Tensor) -> tuple[float, float]:
 def next_commands(
     folder: Path, example: Path | None, modules: list[str], data: dict[str, str | None]
 ) -> list[str]:
-    """Commands to try on a finished run; each runs when pasted into a shell.
+    """Commands to try on a finished run, ready to be pasted into a shell.
 
     Args:
-        folder: The run's.
+        folder: The run's folder.
         example: A held-out image.
-        modules: Those that the run was given.
-        data: Name and root of the data set, which scoring does not take from a file.
+        modules: The run's --modules.
+        data: Name and root of the data set, which are not taken from a checkpoint.
     """
     if not (folder / "last.ckpt").is_file():  # there was nothing left to train
         return []
@@ -171,29 +161,29 @@ def next_commands(
     found = []
     checkpoint = read_run_checkpoint(folder / "last.ckpt")
     if example:
-        found.append(f"predict {shlex.quote(str(example))} --ckpt {last}{own}")
+        found.append(f"predict {shlex.quote(str(example))} --checkpoint {last}{own}")
     if example and "images" in checkpoint:
-        ckpts, images = (shlex.quote(f"[{path}]") for path in (folder / "last.ckpt", example))
-        found.append(f"figures heatmap --ckpts {ckpts} --images {images}{own}")
+        files, images = (shlex.quote(f"[{path}]") for path in (folder / "last.ckpt", example))
+        found.append(f"figures heatmap --checkpoints {files} --images {images}{own}")
         size = checkpoint["images"]["size"]
         sizes = shlex.quote(f"[{size},{size * 3 // 2},{size * 2}]")
-        found.append(f"validate --ckpt_path {last} --data.eval_sizes {sizes}{given}{own}")
+        found.append(f"validate --checkpoint {last} --data.eval_sizes {sizes}{given}{own}")
     else:
-        found.append(f"validate --ckpt_path {last}{given}{own}")
+        found.append(f"validate --checkpoint {last}{given}{own}")
     return [f"{program()} {command}" for command in found]
 
 
 def example_image(data: Data, folder: Path) -> Path | None:
-    """example.png: the first image of the validation split that can be read, to predict with."""
+    """Writes example.png, the first readable image of the validation split."""
     source = data.sources.get("val")
     if not isinstance(source, Source):
         return None
     for index in range(min(len(source), 20)):
         try:
             image, _ = source.load(index)
-        except Exception:  # one of the broken ones
+        except Exception:  # a broken image
             continue
-        if not isinstance(image, Image.Image):  # but a sequence
+        if not isinstance(image, Image.Image):  # a sequence
             return None
         write_picture(folder / "example.png", image)
         return folder / "example.png"

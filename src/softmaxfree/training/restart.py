@@ -1,4 +1,4 @@
-"""Processes that torchrun has started again after one was lost."""
+"""Joins the processes that torchrun has restarted."""
 
 import os
 
@@ -13,10 +13,10 @@ def restarts() -> int:
 
 
 def join_after_restart() -> None:
-    """Joins the processes of a restart, apart from what the lost ones left behind.
+    """Joins the processes of a restart in a process group of their own.
 
     torchrun's store outlives its processes and still has the addresses of the lost ones, to which
-    the new ones would try to connect. Lightning takes the group that is there.
+    the new ones would try to connect. Lightning uses a process group that exists already.
     """
     agents_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if not restarts() or not agents_store or dist.is_initialized():

@@ -1,4 +1,4 @@
-"""A resumed run is the run it was: what may change in its configuration, and what is refused."""
+"""Which options of a run may change when it is resumed."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from ..errors import UserError
 from ..tasks.predict import read_run_checkpoint
 
 LENGTH = ("trainer.max_epochs", "trainer.max_steps")
-"""How far it goes: may be raised. The learning rate keeps the schedule that it has."""
+"""The length of the run, which may be raised. The learning rate keeps its schedule."""
 MAY_CHANGE = (
     "imports",
     "save_every",
@@ -29,15 +29,18 @@ MAY_CHANGE = (
     "data.num_workers",
     "data.root",
 )
-"""Where it runs and what it shows. All else is the run itself."""
+"""Where the run takes place and what it displays. All other options define the run."""
 
 
 def resumption(path: Path, given: str) -> dict[str, Any]:
-    """What run.json tells of going on from a checkpoint: its file, its step and what has changed.
+    """The checkpoint's file and step, and the options that have changed since.
 
     Args:
         path: The checkpoint.
-        given: The configuration, as YAML, that the run is to go on with.
+        given: The configuration of the resumed run, as YAML.
+
+    Raises:
+        UserError: If an option has changed that defines the run.
     """
     checkpoint = read_run_checkpoint(path)
     told = checkpoint.get("config")
@@ -45,15 +48,15 @@ def resumption(path: Path, given: str) -> dict[str, Any]:
     refused = [f"--{name} {was} (given: {now})" for name, (was, now) in _refused(changed)]
     if refused:
         raise UserError(
-            f"a run goes on as what it was, and {path} is of one with {', '.join(refused)}; "
-            f"give that, or start a new run from its weights with --model.init_from {path} and "
-            "another --out"
+            f"a resumed run keeps its options, and {path} was trained with {', '.join(refused)}; "
+            "give the same, or start a new run from its weights with "
+            f"--model.init_checkpoint {path} and another --out"
         )
     return {"from": path.name, "step": checkpoint.get("global_step"), "changed": changed}
 
 
 def changes(told: str, given: str) -> dict[str, list[Any]]:
-    """[before, now] by name, of all that both configurations have."""
+    """[before, now] by name, for all options that both configurations have and that differ."""
     before, now = (dict(_flat(yaml.safe_load(text))) for text in (told, given))
     return {
         name: [before[name], now[name]]
@@ -74,7 +77,7 @@ def _limit(value: int | None) -> float:
 
 
 def _flat(config: dict[str, Any], section: str = "") -> Iterator[tuple[str, Any]]:
-    """Values by the names that they have on the command line; a class by its section's."""
+    """Values by their names on the command line; a class by the name of its section."""
     for key, value in config.items():
         if key == "init_args" or (not section and isinstance(value, dict)):
             yield from _flat(value, section or key)

@@ -9,6 +9,7 @@ import torch
 
 from softmaxfree.lab.bench import detection
 from softmaxfree.lab.paper import DETECTION
+from softmaxfree.models.build import BackboneConfig
 from softmaxfree.models.detectors import build_detector
 
 from .test_bench import keep_threads  # noqa: F401
@@ -42,7 +43,9 @@ def test_detectors_in_turns(
     assert content["versions"]["torch"] == torch.__version__
     assert [row["detector"] for row in content["rows"]] == ["retinanet"] * 2 + ["mask_rcnn"] * 2
     for row, (title, *_) in zip(content["rows"], bodies * 2, strict=True):
-        model = build_detector(row["detector"], 80, row["backbone"], options=row["options"])
+        model = build_detector(
+            row["detector"], 80, BackboneConfig(row["backbone"], options=row["options"])
+        )
         assert row["parameters"] == sum(parameter.numel() for parameter in model.parameters())
         assert row["title"] == title
         assert row["multiply_adds"] > row["inverse_multiply_adds"] > 0

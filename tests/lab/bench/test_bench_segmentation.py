@@ -12,6 +12,7 @@ import torch
 from softmaxfree.lab.bench import segmentation
 from softmaxfree.lab.bench.segmentation import ComparedSegmenter, count, less_both, windows
 from softmaxfree.lab.paper import SegmentationData, Segmenter
+from softmaxfree.models.build import BackboneConfig
 from softmaxfree.models.cost import cost_of
 from softmaxfree.models.segmenters import build_segmenter
 
@@ -86,7 +87,7 @@ def test_counted_from_shapes_as_when_computed(
 ) -> None:
     """But for the two columns that the computed kernel has for the tokens' squares."""
     parts = count(backbone, options, 19, (side, side))
-    model = build_segmenter("upernet", 19, backbone, options=options)
+    model = build_segmenter("upernet", 19, BackboneConfig(backbone, options=options))
     computed = cost_of(model, torch.zeros(1, 3, side, side))
     assert parts.parameters == computed.parameters
     assert parts.inverse == computed.inverse

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from softmaxfree.layers.multihead import MultiHeadAttention
-from softmaxfree.models.build import build_model
+from softmaxfree.models.build import BackboneConfig, build_model
 
 WriteCheckpoint = Callable[..., Path]
 
@@ -26,7 +26,7 @@ def write_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> WriteCheckpoin
         options = SMALL | {"img_size": 32}
         classes = classes or list("0123456789")
         torch.manual_seed(len(run))
-        model = build_model("softpp_nano", len(classes), attention, options=options)
+        model = build_model(BackboneConfig("softpp_nano", attention, options=options), len(classes))
         with torch.no_grad():
             for layer in model.modules():
                 if isinstance(layer, MultiHeadAttention):

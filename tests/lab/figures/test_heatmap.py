@@ -77,7 +77,7 @@ def test_the_command_draws_models_side_by_side(
     ckpts = [write_checkpoint(name) for name in ("softpp", "softmax", "nystromformer")]
     main(
         [
-            *("figures", "heatmap", "--ckpts", f"[{','.join(map(str, ckpts))}]"),
+            *("figures", "heatmap", "--checkpoints", f"[{','.join(map(str, ckpts))}]"),
             *("--images", f"[{picture}]", "--place", "[0.2,0.8]"),
             *("--layer", "stages.1.blocks.0.attention", "--out", str(tmp_path)),
         ]
@@ -149,7 +149,7 @@ def test_files_of_one_name_have_figures_of_their_own(
         (["--images", "[]"], "--images is empty; name files, or leave it out for digits"),
         (["--images", "[none.png]"], "none.png cannot be read as an image: there is none"),
         (["--size", "0"], "--size must be from 1 to 4096 pixels, got 0"),
-        (["--ckpts", "[]"], "--ckpts is empty; name files"),
+        (["--checkpoints", "[]"], "--checkpoints is empty; name files"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -160,7 +160,7 @@ def test_refusals(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    ckpts = ["--ckpts", f"[{write_checkpoint('softpp')}]"]
+    ckpts = ["--checkpoints", f"[{write_checkpoint('softpp')}]"]
     with pytest.raises(SystemExit):
         main(["figures", "heatmap", *ckpts, "--out", str(tmp_path), *options])
     assert re.search(re.escape(message), capsys.readouterr().err)

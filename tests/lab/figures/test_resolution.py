@@ -46,7 +46,7 @@ def test_the_command_scores_draws_and_tells(
     ckpts = [write_checkpoint(name) for name in ("softpp", "soft", "softmax")]
     main(
         [
-            *("figures", "resolution", "--ckpts", f"[{','.join(map(str, ckpts))}]"),
+            *("figures", "resolution", "--checkpoints", f"[{','.join(map(str, ckpts))}]"),
             *("--sizes", "[20,8,16]", "--root", str(folder), "--out", str(tmp_path)),
         ]
     )

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from ...environment import command_line
+from ...models.build import BackboneConfig
 from ...models.cost import Cost, cost_of
 from ...models.detectors import build_detector
 from ..paper import BACKBONES, DETECTION
@@ -87,7 +88,8 @@ def build(name: str, backbone: str, options: dict[str, Any], size: tuple[int, in
     """A detector that leaves images of that size as they are, except for padding."""
     torch.manual_seed(0)
     low, high = min(size), max(size)
-    detector = build_detector(name, CLASSES, backbone, options=options, min_size=low, max_size=high)
+    body = BackboneConfig(backbone, options=options)
+    detector = build_detector(name, CLASSES, body, min_size=low, max_size=high)
     return detector.eval()
 
 

@@ -13,6 +13,7 @@ from ...environment import command_line
 from ...imports import needs
 from ...layers.attention import SoftmaxFreeAttention
 from ...layers.multihead import Layout
+from ...models.build import BackboneConfig
 from ...models.cost import Cost, cost_of
 from ...models.segmenters import Segmenter, build_segmenter
 from ..paper import SEGMENTATION
@@ -182,7 +183,7 @@ def count(backbone: str, options: dict[str, Any], classes: int, size: tuple[int,
     large maps a part of the kernel is computed twice to save memory.
     """
     with torch.device("meta"):
-        model = build_segmenter("upernet", classes, backbone, options=options)
+        model = build_segmenter("upernet", classes, BackboneConfig(backbone, options=options))
         images = torch.empty(1, 3, *size)
     products = kernel = 0
 

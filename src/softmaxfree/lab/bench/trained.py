@@ -33,7 +33,7 @@ class TrainedRun:
             "fit",
             *self.arguments,
             f"--out={self.folder}",
-            "--ckpt_path=last",
+            "--checkpoint=last",
             "--trainer.enable_progress_bar=false",
         ]
 

@@ -63,7 +63,7 @@ Parts = namedtuple("Parts", "photo place patch message upload examples controls 
 
 
 def explore(
-    ckpts: list[Path] | None = None,
+    checkpoints: list[Path] | None = None,
     host: str = "127.0.0.1",
     port: int = 7860,
     modules: Names = None,
@@ -75,7 +75,7 @@ def explore(
     Everything stays on this machine: nothing is downloaded or sent.
 
     Args:
-        ckpts: Runs' checkpoints to choose from, such as [a/last.ckpt,b/last.ckpt], beside the
+        checkpoints: Runs' checkpoints to choose from, such as [a/last.ckpt,b/last.ckpt], beside the
             models that come with the package.
         host: Address to listen on; any other than 127.0.0.1 lets other machines in.
         port: Port to listen on; 0 for any free port.
@@ -85,7 +85,7 @@ def explore(
     port = _free_port(host, port)
     _share_cores()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # as Ctrl-C: the folder is removed
-    view = View(available_models(ckpts), example_photos())
+    view = View(available_models(checkpoints), example_photos())
     with tempfile.TemporaryDirectory(prefix="softmaxfree-") as folder:
         os.environ["GRADIO_TEMP_DIR"] = folder  # pictures, and files until they are read
         bypass = [os.environ.get("no_proxy"), host]  # Gradio asks itself whether it is there

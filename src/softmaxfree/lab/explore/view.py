@@ -178,10 +178,10 @@ def side_of(subject: Subject, times: float) -> int:
     return min(max(round(own * times / step), 1) * step, max(LARGEST_SIDE // step * step, own))
 
 
-def available_models(ckpts: Sequence[Path] | None) -> dict[str, Subject]:
+def available_models(checkpoints: Sequence[Path] | None) -> dict[str, Subject]:
     """The models of digits, and those of runs' checkpoints, by distinct names."""
     found = {f"{subject.title} (digits)": subject for subject in subjects(None)}
-    for path in ckpts or []:
+    for path in checkpoints or []:
         (subject,) = subjects([path])
         found[f"{subject.title} ({path})"] = subject
     return found

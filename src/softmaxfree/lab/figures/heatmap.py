@@ -62,7 +62,7 @@ class Heatmap(NamedTuple):
 
 
 def draw_heatmap(
-    ckpts: list[Path] | None = None,
+    checkpoints: list[Path] | None = None,
     images: list[Path] | None = None,
     place: tuple[float, float] = (0.5, 0.5),
     layer: int | str = 0,
@@ -76,7 +76,7 @@ def draw_heatmap(
     every head. Only rows of the attention matrices are computed.
 
     Args:
-        ckpts: Runs' checkpoints, such as [a/last.ckpt,b/last.ckpt]; default: the digit models
+        checkpoints: Runs' checkpoints, such as [a/last.ckpt,b/last.ckpt]; default: the digit models
             that come with the package.
         images: Image files, a figure for each; default: a handwritten digit.
         place: The patch, from [0,0] at the upper left to [1,1], the height first.
@@ -91,7 +91,7 @@ def draw_heatmap(
             "--place must be two fractions of the image, from [0,0] at its upper left to [1,1] at "
             f"its lower right, the height first; got {list(place)}"
         )
-    found = subjects(ckpts, size)
+    found = subjects(checkpoints, size)
     taken: set[Path] = set()
     for name, image in _pictures(images).items():
         maps = [heatmap(subject, image, place, layer) for subject in found]

@@ -111,7 +111,7 @@ def stage_of(layer: str) -> str:
 
 
 def draw_newton(
-    ckpt: Path | None = None,
+    checkpoint: Path | None = None,
     images: list[Path] | None = None,
     size: int | None = None,
     out: Path = Path("figures"),
@@ -123,15 +123,15 @@ def draw_newton(
     range over images, layers and heads, in float64. Prints how many steps reach 1e-3.
 
     Args:
-        ckpt: A run's last.ckpt, of a classifier with SOFT or SOFT++; default: the SOFT++ model
-            that comes with the package.
+        checkpoint: Checkpoint of a run that trained a classifier with SOFT or SOFT++; default: the
+            SOFT++ model that comes with the package.
         images: Image files, such as [cat.jpg,dog.jpg]; default: 20 handwritten digits.
         size: Side to resize images to; default: as in training.
         out: Folder for newton.png, newton.svg and newton.csv.
         modules: Python modules to import first, which register attentions of your own.
     """
     import_modules(modules)
-    (subject,) = subjects([ckpt] if ckpt else None, size, embedded=["softpp"])
+    (subject,) = subjects([checkpoint] if checkpoint else None, size, embedded=["softpp"])
     matrices = landmark_matrices(subject, given_images(images, IMAGES).values(), size)
     found = list(curves(matrices))
     figure, (axes,) = panels(len(matrices), height=4.1)

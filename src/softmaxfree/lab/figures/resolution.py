@@ -77,7 +77,7 @@ class Point(NamedTuple):
 
 
 def draw_resolution(
-    ckpts: list[Path] | None = None,
+    checkpoints: list[Path] | None = None,
     sizes: list[int] | None = None,
     root: str | None = None,
     split: str = "val",
@@ -90,7 +90,7 @@ def draw_resolution(
     size: mean and range over the layers. Prints the numbers too. The default takes 2 minutes.
 
     Args:
-        ckpts: Runs' checkpoints, such as [a/last.ckpt,b/last.ckpt]; default: the digit models
+        checkpoints: Runs' checkpoints, such as [a/last.ckpt,b/last.ckpt]; default: the digit models
             with SOFT++, SOFT and softmax that come with the package.
         sizes: Sides of images; default: half of to four times the training size.
         root: Folder with a folder of images for each class; default: the held-out digits.
@@ -99,7 +99,7 @@ def draw_resolution(
         modules: Python modules to import first, which register attentions of your own.
     """
     import_modules(modules)
-    found = subjects(ckpts, embedded=COMPARED)
+    found = subjects(checkpoints, embedded=COMPARED)
     source = _labelled_images(root, split)
     classes = [_class_numbers(subject, source) for subject in found]
     chosen = [_sizes(subject, sizes) for subject in found]

@@ -132,7 +132,7 @@ def growth(found: Iterable[Point], inverse: str, quantity: str) -> float | None:
 
 
 def draw_spectrum(
-    ckpt: Path | None = None,
+    checkpoint: Path | None = None,
     images: list[Path] | None = None,
     layer: int | str = 0,
     out: Path = Path("figures"),
@@ -144,15 +144,15 @@ def draw_spectrum(
     49 to 1,024, with the fitted exponents beside the paper's m^2 and m.
 
     Args:
-        ckpt: A run's last.ckpt, of a classifier with SOFT or SOFT++; default: the SOFT++ model
-            that comes with the package.
+        checkpoint: Checkpoint of a run that trained a classifier with SOFT or SOFT++; default: the
+            SOFT++ model that comes with the package.
         images: Image files, such as [cat.jpg,dog.jpg]; default: 4 handwritten digits.
         layer: A number in the order in which layers run, or a name.
         out: Folder for spectrum.png, spectrum.svg and spectrum.csv.
         modules: Python modules to import first, which register attentions of your own.
     """
     import_modules(modules)
-    (subject,) = subjects([ckpt] if ckpt else None, embedded=["softpp"])
+    (subject,) = subjects([checkpoint] if checkpoint else None, embedded=["softpp"])
     given = given_images(images, IMAGES)
     found: list[Point] = []
     shown: dict[str, Tensor] = {}

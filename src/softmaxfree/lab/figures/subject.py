@@ -40,24 +40,26 @@ class Subject(NamedTuple):
 
 
 def subjects(
-    ckpts: Sequence[Path] | None, size: int | None = None, embedded: Sequence[str] = EMBEDDED
+    checkpoints: Sequence[Path] | None, size: int | None = None, embedded: Sequence[str] = EMBEDDED
 ) -> list[Subject]:
     """The models of runs' checkpoints, or models of digits that come with the package.
 
     Args:
-        ckpts: Files such as a run's last.ckpt, of classifiers.
+        checkpoints: Files such as a run's last.ckpt, of classifiers.
         size: Side to resize images to; default: as in training.
         embedded: Attentions of models of digits, for when no checkpoints are given; those that are
             not here are left out.
     """
     check_size(size)
-    if ckpts is None:
+    if checkpoints is None:
         here = [name for name in embedded if name in EMBEDDED]
         return [_subject(embedded_classifier(name, size)) for name in here]
-    if not ckpts:
-        raise UserError("--ckpts is empty; name files, or leave it out for the embedded models")
+    if not checkpoints:
+        raise UserError(
+            "--checkpoints is empty; name files, or leave it out for the embedded models"
+        )
     found = []
-    for path in ckpts:
+    for path in checkpoints:
         checkpoint = read_run_checkpoint(path)
         if not (isinstance(checkpoint.get("hyper_parameters"), dict) and "images" in checkpoint):
             raise UserError(
@@ -65,7 +67,7 @@ def subjects(
                 "`softmaxfree fit` on images with classes"
             )
         found.append(_subject(Classifier(checkpoint, size)))
-    return _told_apart(found, ckpts)
+    return _told_apart(found, checkpoints)
 
 
 def _subject(classifier: Classifier) -> Subject:
@@ -75,10 +77,10 @@ def _subject(classifier: Classifier) -> Subject:
     return Subject(find(name).title if name in ATTENTIONS else name, name, classifier)
 
 
-def _told_apart(found: list[Subject], ckpts: Sequence[Path]) -> list[Subject]:
+def _told_apart(found: list[Subject], checkpoints: Sequence[Path]) -> list[Subject]:
     """Adds the runs' names, or numbers, to titles that several models have."""
     titles = [subject.title for subject in found]
-    for label in (lambda i: ckpts[i].absolute().parent.name, lambda i: str(i + 1)):
+    for label in (lambda i: checkpoints[i].absolute().parent.name, lambda i: str(i + 1)):
         common = {title for title in titles if titles.count(title) > 1}
         titles = [f"{t} ({label(i)})" if t in common else t for i, t in enumerate(titles)]
     return [subject._replace(title=title) for subject, title in zip(found, titles)]

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from ...models.build import build_model
+from ...models.build import BackboneConfig, build_model
 
 RECIPE = "reproduction/cifar10.yaml"
 CLASSES, SIDE = 10, 32
@@ -28,9 +28,8 @@ class Contestant:
     """Score it at all of `SIZES`, which takes half as long as the training."""
 
     def build(self) -> nn.Module:
-        return build_model(
-            self.backbone, CLASSES, self.attention, self.tie_qk, options=self.options
-        )
+        config = BackboneConfig(self.backbone, self.attention, self.tie_qk, options=self.options)
+        return build_model(config, CLASSES)
 
     def arguments(self) -> list[str]:
         """The arguments of `softmaxfree fit` beside the recipe."""

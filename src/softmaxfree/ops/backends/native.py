@@ -69,7 +69,14 @@ def path() -> Path:
 
 
 def build() -> Path:
-    """Compiles the library for this machine into the user's cache; returns its path."""
+    """Compile the optional code for this machine's CPU: a few seconds, once.
+
+    It needs g++ or clang++. The compiled library is written to the user's cache, where it is found
+    from then on. Results are the same within rounding; SOFTMAXFREE_NATIVE=0 leaves it out.
+
+    Returns:
+        The compiled library's file.
+    """
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise UserError(

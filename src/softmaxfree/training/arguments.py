@@ -1,0 +1,61 @@
+"""The configuration of a command: --config, a checkpoint's own, or the recipe for digits."""
+
+import sys
+from pathlib import Path
+
+import yaml
+
+from ..checkpoint_files import sound_checkpoint
+from ..errors import UserError, visible
+from ..files import recipe
+from ..imports import listed
+from ..tasks.predict import read_run_checkpoint
+from ..trust import configuration, read_yaml
+
+
+def with_configuration(command: str, arguments: list[str]) -> list[str]:
+    """The arguments, with a --config if they have none: the checkpoint's, or that for digits.
+
+    A damaged last.ckpt is replaced by the checkpoint before it.
+    """
+    path = _option(arguments, "--checkpoint")
+    if path and path != "last":
+        sound = str(sound_checkpoint(Path(path)))
+        words = {path: sound, f"--checkpoint={path}": f"--checkpoint={sound}"}
+        path, arguments = sound, [words.get(word, word) for word in arguments]
+    if any(word.split("=")[0] in ("--config", "-c", "--help", "-h") for word in arguments):
+        return arguments
+    if path and path != "last":
+        return ["--config", _configuration_of(Path(path), command, arguments), *arguments]
+    if command != "fit":
+        raise UserError(
+            f"{command} needs something to score: give --checkpoint FILE, or --config FILE"
+        )
+    return ["--config", str(recipe("digits/softpp_nano.yaml")), *arguments]
+
+
+def _option(arguments: list[str], name: str) -> str | None:
+    for word, following in zip(arguments, [*arguments[1:], ""]):
+        if word == name:
+            return following
+        if word.startswith(f"{name}="):
+            return word.partition("=")[2]
+    return None
+
+
+def _configuration_of(path: Path, command: str, arguments: list[str]) -> str:
+    """The plain values of a checkpoint's configuration, as YAML. Nothing in the file is run."""
+    text = read_run_checkpoint(path).get("config")
+    if not isinstance(text, str):
+        raise UserError(f"{path} does not say how it was trained: give its --config")
+    config = read_yaml(text, path)
+    own = listed(config.pop("modules", None))
+    if own and not any(word.startswith("--modules") for word in arguments):
+        raise UserError(
+            f"{path} was trained with modules of your own, which are not imported because a file "
+            f"names them: give --modules [{','.join(map(str, own))}]"
+        )
+    taken, left = configuration(config, path, command, arguments)
+    if left:
+        print(f"not taken from {path}: {visible(', '.join(left))}", file=sys.stderr)
+    return yaml.safe_dump(taken)

@@ -1,0 +1,84 @@
+"""The folder of a run: its name, and the lock that lets one run at a time write to it."""
+
+import errno
+import fcntl
+import os
+import socket
+from pathlib import Path
+
+from jsonargparse import Namespace
+
+from ..checkpoint_files import holds_run
+from ..errors import UserError, user_file
+from .restart import restarts
+
+
+def folder_of_run(config: Namespace) -> Path:
+    """The run's folder, the same for all of its processes."""
+    if config.checkpoint and config.checkpoint != "last" and not config.out:
+        return Path(config.checkpoint).parent
+    by_lightning = "LOCAL_RANK" in os.environ and "TORCHELASTIC_RUN_ID" not in os.environ
+    if by_lightning and not config.out and (chosen := os.environ.get("SOFTMAXFREE_RUN")):
+        return Path(chosen)  # chosen by the process that started this one
+    base = Path(config.out or _name_of_run(config))
+    parallel = int(os.environ.get("WORLD_SIZE", os.environ.get("SLURM_NTASKS", "1"))) > 1
+    if restarts() and not config.checkpoint:
+        config.checkpoint = "last"
+    if config.out or parallel or config.checkpoint:
+        if holds_run(base) and not config.checkpoint:
+            raise UserError(
+                f"{base} holds a run already: give --checkpoint last to go on with it, "
+                "or another folder with --out"
+            )
+        folder = base
+    else:
+        numbered = (base.with_name(f"{base.name}-{number}") for number in range(2, 10_000))
+        folder = next(path for path in (base, *numbered) if not path.exists())
+    os.environ["SOFTMAXFREE_RUN"] = str(folder)
+    return folder
+
+
+def _name_of_run(config: Namespace) -> str:
+    model, data = config.model.init_args, config.data.init_args
+    return f"runs/{name_of_model(model)}-{name_of_data(data)}"
+
+
+def name_of_model(model: Namespace) -> str:
+    """The backbone's name, or the attention's for models without a backbone."""
+    return str(model.get("backbone") or model.get("attention") or "model")
+
+
+def name_of_data(data: Namespace) -> str:
+    """The data set's name, or that of its folder."""
+    name = str(data.get("name") or "").strip("/").split("/")[-1]
+    return name or Path(data.get("root") or "data").name
+
+
+class RunLock:
+    """Lets one process at a time write to a run's folder.
+
+    The system releases the lock when the process ends, also when it is killed. Loader workers,
+    which may outlive the process for a moment, do not inherit it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / ".lock"
+        with user_file(path, "write"):
+            folder.mkdir(parents=True, exist_ok=True)
+            self.handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        try:
+            fcntl.lockf(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.read(self.handle, 200).decode(errors="replace")
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                return  # a file system without locks
+            os.close(self.handle)
+            raise UserError(
+                f"{folder} is being written to by another run ({ascii(holder)[1:-1]}): "
+                "wait for its end, or give another folder with --out"
+            ) from error
+        os.ftruncate(self.handle, 0)
+        os.write(self.handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
+
+    def release(self) -> None:
+        os.close(self.handle)

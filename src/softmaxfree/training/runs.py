@@ -1,0 +1,107 @@
+"""`softmaxfree runs`: finished training runs side by side."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import ArgumentParser
+from tabulate import tabulate
+
+from ..errors import UserError, visible
+from ..files import write_atomically
+from .report import origin
+
+SHOWN = ("mIoU", "pixel_accuracy", "AP50", "mask_AP50", "AP", "mask_AP", "accuracy", "loss")
+"""Scores in the table, where a run has them; all of them are in the JSON."""
+
+
+def runs(arguments: list[str]) -> None:
+    """Parses the command line of `softmaxfree runs`."""
+    parser = ArgumentParser(
+        prog="softmaxfree runs",
+        description="Put finished training runs side by side: time, seed and scores of each.",
+    )
+    parser.add_argument("folders", nargs="+", type=Path, help="Folders of runs, written by fit.")
+    parser.add_argument(
+        "--out",
+        type=Path | None,
+        help="Folder to write TASK-runs.json and TASK-runs.md to; none if not given.",
+    )
+    given = parser.parse_args(arguments)
+    compare_runs(given.folders, given.out)
+
+
+def compare_runs(folders: list[Path], out: Path | None = None) -> None:
+    """Prints a table of finished runs and, with `out`, writes it as JSON and Markdown."""
+    rows = [describe(folder) for folder in folders]
+    print(report(rows, "simple"))
+    if out is not None:
+        tasks = {row["task"].lower() for row in rows}
+        path = out / f"{'-'.join(sorted(tasks))}-runs.json"
+        content = {"schema_version": 1, **origin(), "rows": rows}
+        text = f"# Runs, side by side\n\n{report(rows, 'pipe')}\n\n{commands(rows)}\n"
+        write_atomically(path, json.dumps(content, indent=1) + "\n")
+        write_atomically(path.with_suffix(".md"), text)
+        print(f"\nwritten: {path} and .md")
+
+
+def describe(folder: Path) -> dict[str, Any]:
+    """A finished run as a row of the table."""
+    try:
+        told = json.loads((folder / "run.json").read_text())
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        scores = told["scores"]
+    except (FileNotFoundError, KeyError) as error:
+        raise UserError(
+            f"{folder} holds no finished run ({error}): give folders of runs that "
+            "`softmaxfree fit` has finished"
+        ) from None
+    model, data = config["model"]["init_args"], config["data"]["init_args"]
+    return {
+        "run": folder.name,
+        "task": config["model"]["class_path"].rpartition(".")[2],
+        "data": data.get("name") or data.get("root"),
+        "backbone": model.get("backbone") or "",
+        "attention": model.get("attention") or str(model.get("backbone")).partition("_")[0],
+        "seed": config["seed_everything"],
+        "epochs": config["trainer"]["max_epochs"],
+        "minutes": told["seconds"] / 60,
+        "scores": scores,
+        **{name: told[name] for name in ("command", "threads", "commit", "hardware", "versions")},
+    }
+
+
+def report(rows: list[dict[str, Any]], style: str) -> str:
+    """The table of runs in one of tabulate's styles."""
+    scores = [name for name in SHOWN if any(name in row["scores"] for row in rows)]
+    lines = [
+        [
+            visible(row["run"]),
+            visible(row["backbone"]),
+            visible(row["attention"]),
+            row["seed"],
+            f"{row['minutes']:.1f}",
+            *(_number(row["scores"].get(name)) for name in scores),
+        ]
+        for row in rows
+    ]
+    header = ["run", "backbone", "attention", "seed", "minutes", *scores]
+    alignment = ["left"] * 3 + ["right"] * (2 + len(scores))
+    return tabulate(lines, header, style, colalign=alignment, disable_numparse=True)
+
+
+def _number(value: Any) -> str:
+    """A score; if there are scores at several image sizes, the one at the first."""
+    value = next(iter(value.values())) if isinstance(value, dict) else value
+    return "" if value is None else f"{value:.3f}"
+
+
+def commands(rows: list[dict[str, Any]]) -> str:
+    """The command, hardware and commit of each run, as a list in Markdown."""
+    return "\n".join(
+        f"- {row['run']}: `{row['command']}` on {row['hardware']['cpu']}, "
+        f"threads: {row['threads']}, torch {row['versions']['torch']}, "
+        f"commit {(row['commit'] or 'none')[:9]}."
+        for row in rows
+    )

@@ -1,0 +1,117 @@
+"""One vocabulary for the options of all commands."""
+
+import re
+from argparse import Action, _SubParsersAction
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from jsonargparse import ArgumentParser
+
+from softmaxfree.cli import COMMANDS, Command, Commands, run_command
+
+WORDS = {
+    "against": "A .json file of an earlier run",
+    "all": "Run all experiments",
+    "attention": "Attention",
+    "attentions": "Names of attentions",
+    "checkpoint": "Checkpoint",
+    "checkpoints": "Checkpoints of runs",
+    "config": "Path to a configuration file",
+    "contestants": "Names of attentions",
+    "device": "Where to compute.",
+    "dtype": "Type of tokens and weights.",
+    "fit": "Further arguments of `softmaxfree fit`",
+    "folders": "Folders of runs",
+    "host": "Address to listen on",
+    "images": "Files of images",
+    "inverse": "How the landmark matrix is inverted",
+    "json": "File to write",
+    "layer": "Layer",
+    "memory": "Measure memory too",
+    "model": "Name of a backbone",
+    "modules": "Python modules to import first, which register attentions of your own.",
+    "names": "Names of experiments.",
+    "num_classes": "Width of the logits",
+    "out": "Folder to write",
+    "page": "File to write",
+    "place": "Place of the patch",
+    "port": "Port to listen on",
+    "preset": "",  # each benchmark has its own, with times
+    "print_config": "Print the configuration",
+    "results": "Folder with",
+    "root": "Folder with",
+    "runs": "Folder of the runs.",
+    "save_every": "Steps between checkpoints.",
+    "seed_everything": "Seed of all randomness.",
+    "seeds": "Seeds",
+    "short": "Runs of minutes",
+    "size": "Side of images in pixels",
+    "sizes": "Sides of images in pixels",
+    "source": "The authors' .pth file.",
+    "split": "Part of it to test on.",
+    "target": "The .",
+    "tasks": "Names of tasks",
+    "threads": "Threads to compute with",
+    "threshold": "Lowest score of an object",
+    "top": "Number of classes to show",
+    "workers": "Runs at a time.",
+}
+"""Every word on the command line, and how its help begins in every command that has it."""
+TYPES = {
+    "checkpoint": {"Path", "str"},  # fit takes `last` too
+    "checkpoints": {"listPath"},
+    "images": {"listPath", ""},  # predict takes file names that are not in UTF-8
+    "json": {"Path"},
+    "out": {"Path"},
+    "page": {"Path"},
+    "size": {"int"},
+    "threads": {"int"},
+}
+"""The types that a word may have, without brackets and None."""
+
+
+class ParserMade(Exception):  # noqa: N818 (not an error)
+    """Carries the parser of a command that was about to parse its words."""
+
+
+def all_commands(commands: Commands = COMMANDS, *group: str) -> Iterator[tuple[str, ...]]:
+    for name, entry in commands.items():
+        if isinstance(entry, Command):
+            yield (*group, name)
+        else:
+            yield from all_commands(entry.commands, *group, name)
+
+
+def options(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> Iterator[Action]:
+    """Options and positional words of the parser that a command makes."""
+
+    def stop(self: ArgumentParser, *_: Any, **__: Any) -> None:
+        raise ParserMade(self)
+
+    monkeypatch.setattr(ArgumentParser, "parse_args", stop)
+    with pytest.raises(ParserMade) as made:
+        run_command([*words, "--config=any"])
+    for action in made.value.args[0]._actions:
+        if isinstance(action, _SubParsersAction):  # Lightning's, with one subcommand
+            yield from action.choices[words[0]]._actions
+        else:
+            yield action
+
+
+@pytest.mark.parametrize("words", list(all_commands()), ids=" ".join)
+def test_every_command_uses_the_same_words(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for option in options(words, monkeypatch):
+        if option.dest.split(".")[0] in ("help", "trainer", "data") or (
+            words[0] in ("fit", "validate", "test") and option.dest.split(".")[0] == "model"
+        ):
+            continue  # the three parts of a run's configuration have arguments of their own
+        name, text = option.dest, option.help or ""
+        assert name in WORDS, f"{name} is a new word: choose one of WORDS, or add it there"
+        assert text.startswith(WORDS[name]), f"the help of {name} begins otherwise: {text}"
+        if name in TYPES:
+            kind = getattr(option, "_typehint", option.type)
+            found = re.sub(r"typing\.|pathlib\.|Optional|None|[|\[\] ]|<class|>|'", "", str(kind))
+            assert found in TYPES[name], f"{name} is of type {found}"

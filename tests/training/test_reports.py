@@ -1,0 +1,46 @@
+"""The log of a run, and the table of several."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from softmaxfree.training.log import LineLogger, read_metrics
+from softmaxfree.training.runs import compare_runs
+
+from .conftest import Fit
+
+
+def test_a_log_cut_short_by_a_kill_is_read_and_appended_to(tmp_path: Path) -> None:
+    logger = LineLogger(tmp_path)
+    logger.log_metrics({"loss": 3.0}, step=0)
+    logger.log_metrics({"loss": 2.0}, step=1)
+    whole = logger.path.read_text()
+    logger.path.write_text(whole + whole[:9])
+    logger.log_metrics({"loss": 1.5}, step=1)
+    assert read_metrics(logger.path) == {"loss": [(0, 3.0), (1, 1.5)]}
+
+
+def test_finished_runs_are_compared(
+    fit: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [fit(out="one"), fit("--model.attention=linformer", "--seed_everything=7", out="two")]
+    capsys.readouterr()
+    compare_runs(folders, tmp_path / "tables")
+    printed = capsys.readouterr().out
+    content = json.loads((tmp_path / "tables/classification-runs.json").read_text())
+    told = [json.loads((folder / "run.json").read_text()) for folder in folders]
+    for row, run_told, attention, seed in zip(
+        content["rows"], told, ("softpp", "linformer"), (3, 7)
+    ):
+        assert (row["attention"], row["seed"], row["threads"]) == (
+            attention, seed, run_told["threads"]
+        )  # fmt: skip
+        assert row["minutes"] == pytest.approx(run_told["seconds"] / 60)
+        assert row["scores"] == run_told["scores"]
+        assert row["commit"] == run_told["commit"]
+        assert f"{row['scores']['accuracy']['16']:.3f}" in printed
+    assert "two" in (tmp_path / "tables/classification-runs.md").read_text()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="empty holds no finished run"):
+        compare_runs([tmp_path / "empty"], None)
