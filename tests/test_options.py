@@ -19,7 +19,7 @@ WORDS = {
     "checkpoints": "Checkpoints of runs",
     "config": "Path to a configuration file",
     "contestants": "Names of attentions",
-    "device": "Where to compute.",
+    "device": "Device to compute on.",
     "dtype": "Type of tokens and weights.",
     "fit": "Further arguments of `softmaxfree fit`",
     "folders": "Folders of runs",

@@ -39,7 +39,7 @@ def doctor(out: Path | None = None) -> None:
     error if the self-test fails.
 
     Args:
-        out: Folder for the result, doctor.json; printed only if not given.
+        out: Folder to write doctor.json to; printed only if not given.
     """
     found: dict[str, Any] = {"hardware": hardware(), "versions": versions()}
     found["load"] = os.getloadavg()[0] / (os.cpu_count() or 1)

@@ -39,7 +39,7 @@ def list_models(out: Path | None = None) -> Row:
     Prints a table and, with --out, writes it as JSON, CSV and Markdown.
 
     Args:
-        out: Folder for the results; printed only if not given.
+        out: Folder to write the results to; printed only if not given.
     """
     rows = [
         _row(name, arguments, paper)

@@ -33,7 +33,7 @@ def bench_memory(
 
     Args:
         threads: Threads to compute with; ratios are most reliable with 1.
-        out: Folder for the results.
+        out: Folder to write the results to.
         contestants: Names of attentions, such as [softpp,performer]; all if not given.
         modules: Python modules to import first, which register attentions of your own.
         device: Device to compute on.

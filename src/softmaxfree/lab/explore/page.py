@@ -75,8 +75,8 @@ def explore(
     Everything stays on this machine: nothing is downloaded or sent.
 
     Args:
-        checkpoints: Runs' checkpoints to choose from, such as [a/last.ckpt,b/last.ckpt], beside the
-            models that come with the package.
+        checkpoints: Checkpoints of runs to choose from, such as [a/last.ckpt,b/last.ckpt], beside
+            the models that come with the package.
         host: Address to listen on; any other than 127.0.0.1 lets other machines in.
         port: Port to listen on; 0 for any free port.
         modules: Python modules to import first, which register attentions of your own.

@@ -76,13 +76,13 @@ def draw_heatmap(
     every head. Only rows of the attention matrices are computed.
 
     Args:
-        checkpoints: Runs' checkpoints, such as [a/last.ckpt,b/last.ckpt]; default: the digit models
+        checkpoints: Checkpoints of runs, such as [a/last.ckpt,b/last.ckpt]; default: digit models
             that come with the package.
-        images: Image files, a figure for each; default: a handwritten digit.
-        place: The patch, from [0,0] at the upper left to [1,1], the height first.
-        layer: A number in the order in which layers run, or a name.
-        size: Side to resize images to; default: as in training.
-        out: Folder for heatmap-IMAGE.png, .svg and .csv.
+        images: Files of images, a figure for each; default: a handwritten digit.
+        place: Place of the patch, from [0,0] at the upper left to [1,1], the height first.
+        layer: Layer to look at: a number in the order in which layers run, or a name.
+        size: Side of images in pixels; default: as in training.
+        out: Folder to write heatmap-IMAGE.png, .svg and .csv to.
         modules: Python modules to import first, which register attentions of your own.
     """
     import_modules(modules)

@@ -90,12 +90,12 @@ def draw_resolution(
     size: mean and range over the layers. Prints the numbers too. The default takes 2 minutes.
 
     Args:
-        checkpoints: Runs' checkpoints, such as [a/last.ckpt,b/last.ckpt]; default: the digit models
+        checkpoints: Checkpoints of runs, such as [a/last.ckpt,b/last.ckpt]; default: digit models
             with SOFT++, SOFT and softmax that come with the package.
-        sizes: Sides of images; default: half of to four times the training size.
+        sizes: Sides of images in pixels; default: half of to four times the training size.
         root: Folder with a folder of images for each class; default: the held-out digits.
-        split: The part of the data to test with.
-        out: Folder for resolution.png, resolution.svg and resolution.csv.
+        split: Part of it to test on.
+        out: Folder to write resolution.png, resolution.svg and resolution.csv to.
         modules: Python modules to import first, which register attentions of your own.
     """
     import_modules(modules)

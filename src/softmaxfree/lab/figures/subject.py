@@ -46,7 +46,7 @@ def subjects(
 
     Args:
         checkpoints: Files such as a run's last.ckpt, of classifiers.
-        size: Side to resize images to; default: as in training.
+        size: Side of images in pixels; default: as in training.
         embedded: Attentions of models of digits, for when no checkpoints are given; those that are
             not here are left out.
     """
