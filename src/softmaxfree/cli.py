@@ -37,7 +37,7 @@ COMMANDS: Commands = {
     "test": Command("commands:test", "score a checkpoint on the test split", True),
     "predict": Command("commands:predict", "say what is on images", True),
     "runs": Command("commands:runs", "compare finished training runs", True),
-    "models": Command("lab.bench.family:list_models", "list every backbone and its cost"),
+    "models": Command("lab.bench.family:models", "list every backbone and its cost"),
     "build": Command("commands:build", "compile the optional code for this CPU"),
     "doctor": Command("lab.doctor:doctor", "check this machine and say what it does best"),
     "convert": Command("commands:convert", "turn a released checkpoint into safetensors"),

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -15,6 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..environment import hardware, versions
+from ..errors import UserError
 from ..files import write_atomically
 from ..ops import native, softmax_free_attention
 from ..ops.inverse import INVERSES
@@ -38,7 +38,7 @@ def doctor(out: Path | None = None) -> None:
     error if the self-test fails.
 
     Args:
-        out: Folder for the result, doctor.json; printed only if not given.
+        out: Folder to write doctor.json to; none if not given.
     """
     found: dict[str, Any] = {"hardware": hardware(), "versions": versions()}
     found["load"] = os.getloadavg()[0] / (os.cpu_count() or 1)
@@ -59,11 +59,7 @@ def doctor(out: Path | None = None) -> None:
         write_atomically(path, json.dumps(found, indent=1) + "\n")
         print(f"\nwritten: {path}")
     if not all(error <= TOLERANCE for error in found["errors"].values()):
-        print(
-            "softmaxfree: the self-test failed: do not trust results on this machine",
-            file=sys.stderr,
-        )
-        raise SystemExit(1)
+        raise UserError("the self-test failed: do not trust results on this machine")
 
 
 def devices() -> list[str]:

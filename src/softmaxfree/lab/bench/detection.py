@@ -65,7 +65,7 @@ def bench_detection(threads: int = 1, out: Path = Path("results")) -> Row:
 
     Args:
         threads: Threads to compute with; ratios are most reliable with 1.
-        out: Folder for the results.
+        out: Folder to write the results to.
     """
     start(threads)
     entries = [

@@ -67,16 +67,17 @@ def bench_lra(
     paper's, time and memory of a step. They are written as JSON, CSV and Markdown.
 
     Args:
-        tasks: Such as [text,image]; the paper's four if not given, or those with short runs.
+        tasks: Names of tasks, such as [text,image]; the paper's four if not given, and three with
+            --short.
         contestants: Names of attentions, such as [softpp,softmax]; soft, softpp and the paper's
             peers if not given.
-        seeds: One run for each; [0] if not given.
+        seeds: Seeds, with a run for each; [0] if not given.
         short: Runs of minutes on a CPU in place of the benchmark's hours on a GPU, for listops,
             text and image: fewer steps, shorter sequences, a higher learning rate.
         workers: Runs at a time.
-        threads: Threads that each run computes with.
+        threads: Threads to compute with, in each run.
         runs: Folder of the runs.
-        out: Folder for the results.
+        out: Folder to write the results to.
         modules: Python modules to import first, which register attentions of your own.
         fit: Further arguments of `softmaxfree fit` for all runs, such as
             ["--model.options.num_landmarks=128"].

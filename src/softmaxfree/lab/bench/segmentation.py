@@ -254,7 +254,7 @@ def bench_segmentation(threads: int = 1, out: Path = Path("results")) -> Row:
 
     Args:
         threads: Threads to compute with; ratios are most reliable with 1.
-        out: Folder for the results.
+        out: Folder to write the results to.
     """
     start(threads)
     counted = figures()

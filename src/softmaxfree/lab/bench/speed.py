@@ -87,7 +87,7 @@ def bench_speed(out: Path = Path("results")) -> Row:
     targets and verdicts and writes it as JSON, CSV and Markdown.
 
     Args:
-        out: Folder for the results.
+        out: Folder to write the results to.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
