@@ -41,7 +41,7 @@ COMMANDS: Commands = {
     "test": Command("training.command:test", "score it on the test split", "train", True),
     "predict": Command("tasks.predict:predict", "say what is on images", "train", True),
     "runs": Command("training.runs:runs", "compare finished training runs", "train", True),
-    "models": Command("lab.bench.family:list_models", "list every backbone and its cost"),
+    "models": Command("lab.bench.family:models", "list every backbone and its cost"),
     "build": Command("ops.backends.native:build", "compile the optional code for this CPU"),
     "doctor": Command("lab.doctor:doctor", "check this machine and say what it does best"),
     "convert": Command("models.convert:convert_released", "turn released weights to safetensors"),

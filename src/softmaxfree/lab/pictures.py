@@ -7,7 +7,6 @@ from typing import Any
 
 from ..errors import UserError
 from ..files import write_atomically
-from .bench.contestants import PACKAGES, VARIANTS
 
 try:
     import matplotlib as mpl
@@ -19,39 +18,42 @@ mpl.use("agg")
 
 import matplotlib.pyplot as plt
 
-LOOKS = {
-    "softpp": ("#0072B2", "o"),
-    "soft": ("#56B4E9", "s"),
-    "softmax": ("#000000", "^"),
-    "linformer": ("#D55E00", "v"),
-    "performer": ("#E69F00", "D"),
-    "nystromformer": ("#CC79A7", "P"),
-    "reformer": ("#999999", "X"),
-    "skyformer": ("#009E73", "*"),
-    "spatial_reduction": ("#8C6D31", "<"),
-    "gaussian": ("#332288", ">"),
-    "softpp_128": ("#004C78", "o"),
-    "soft_128": ("#9AD2F2", "s"),
-    "softmax_plain": ("#555555", "^"),
-    "spatial_reduction_pooled": ("#C2A35D", "<"),
-    "linformer_package": ("#D55E00", "v"),
-    "performer_pytorch": ("#E69F00", "D"),
-    "nystrom_attention": ("#CC79A7", "P"),
-    "reformer_pytorch": ("#999999", "X"),
-    "op_softpp": ("#0072B2", "o"),
-    "op_released": ("#56B4E9", "s"),
-    "op_released_lean": ("#B5DDF5", "s"),
-    "op_sdpa": ("#000000", "^"),
-    "op_softmax": ("#555555", "^"),
-}
-"""Colour and marker by contestant: Okabe and Ito's colours, which colour-blind readers can tell
-apart, and three more; a shape for each method, for prints in grey. A variant has a shade of its
-method's colour, a package the colour itself."""
-COLORS = {name: color for name, (color, _) in LOOKS.items()}
-MARKERS = {name: marker for name, (_, marker) in LOOKS.items()}
+METHOD: dict[str, Any] = {}
+VARIANT = {"markerfacecolor": "white"}
+PACKAGE = {"markerfacecolor": "white", "linestyle": "--"}
 
-HOLLOW = {*PACKAGES, *VARIANTS, "softpp_128", "soft_128", "op_released_lean", "op_softmax"}
-"""Contestants with hollow markers: another form of one with the same shape."""
+LOOKS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "softpp": ("#0072B2", "o", METHOD),
+    "soft": ("#56B4E9", "s", METHOD),
+    "softmax": ("#000000", "^", METHOD),
+    "linformer": ("#D55E00", "v", METHOD),
+    "performer": ("#E69F00", "D", METHOD),
+    "nystromformer": ("#CC79A7", "P", METHOD),
+    "reformer": ("#999999", "X", METHOD),
+    "skyformer": ("#009E73", "*", METHOD),
+    "spatial_reduction": ("#8C6D31", "<", METHOD),
+    "gaussian": ("#332288", ">", METHOD),
+    "softpp_128": ("#004C78", "o", VARIANT),
+    "soft_128": ("#9AD2F2", "s", VARIANT),
+    "softmax_plain": ("#555555", "^", VARIANT),
+    "spatial_reduction_pooled": ("#C2A35D", "<", VARIANT),
+    "linformer_package": ("#D55E00", "v", PACKAGE),
+    "performer_pytorch": ("#E69F00", "D", PACKAGE),
+    "nystrom_attention": ("#CC79A7", "P", PACKAGE),
+    "reformer_pytorch": ("#999999", "X", PACKAGE),
+    "op_softpp": ("#0072B2", "o", METHOD),
+    "op_released": ("#56B4E9", "s", METHOD),
+    "op_released_lean": ("#B5DDF5", "s", VARIANT),
+    "op_sdpa": ("#000000", "^", METHOD),
+    "op_softmax": ("#555555", "^", VARIANT),
+}
+"""Colour and marker of each contestant, and how its line differs from its method's.
+
+Okabe and Ito's colours, which colour-blind readers can tell apart, and three more; a shape for each
+method, for prints in grey. A variant has a shade of its method's colour, a package the colour
+itself."""
+COLORS = {name: look[0] for name, look in LOOKS.items()}
+MARKERS = {name: look[1] for name, look in LOOKS.items()}
 
 OTHER_COLOR, OTHER_MARKER = "#661100", "h"
 """Of a user's attention."""
@@ -93,15 +95,16 @@ def save(figure: Any, path: Path) -> None:
 def style(name: str) -> dict[str, Any]:
     """How a contestant is drawn: ours thick, SOFT on top of it, packages dashed."""
     ours = name.endswith("softpp")
-    color = COLORS.get(name, OTHER_COLOR)
+    color, marker, differs = LOOKS.get(name, (OTHER_COLOR, OTHER_MARKER, METHOD))
     return {
         "color": color,
         "linewidth": 2.6 if ours else 1.4,
-        "linestyle": "--" if name in PACKAGES else "-",
-        "marker": MARKERS.get(name, OTHER_MARKER),
+        "linestyle": "-",
+        "marker": marker,
         "markersize": 7.5 if ours else 4 if name == "soft" else 5,
-        "markerfacecolor": "white" if name in HOLLOW else color,
+        "markerfacecolor": color,
         "zorder": 3 if ours else 4 if name == "soft" else 2,
+        **differs,
     }
 
 

@@ -1,22 +1,18 @@
 """The measurements: right contestants, whole files, honest notes; no assertion on time."""
 
 import csv
-import inspect
 import json
-import re
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 import timm
 import torch
 
-from softmaxfree.cli import COMMANDS, Command, Group
 from softmaxfree.errors import UserError
 from softmaxfree.lab.bench import attention, claims, contestants, memory, models, speed, steps
 from softmaxfree.lab.bench.attention import Preset, bench_attention
@@ -131,31 +127,6 @@ def test_layers_and_packages_over_n(
     assert len(again["rows"]) == 10
     ratios = [line.split()[-1] for line in printed.split("Against")[1].splitlines()[3:13]]
     assert set(ratios) != {"1.00"}, "compared with itself: the file was written over first"
-
-
-@pytest.mark.parametrize(
-    ("word", "meaning"),
-    [
-        ("threads", "Threads "),
-        ("out", "Folder for the results."),
-        ("modules", "Python modules to import first, which register attentions of your own."),
-        ("device", "Device to compute on."),
-        ("dtype", "Type of tokens and weights."),
-        ("against", "A .json file of an earlier run to compare with"),
-        ("contestants", "Names of attentions, such as "),
-    ],
-)
-def test_an_option_means_the_same_in_every_command(word: str, meaning: str) -> None:
-    group = COMMANDS["bench"]
-    assert isinstance(group, Group)
-    helps = []
-    for command in group.commands.values():
-        assert isinstance(command, Command)
-        module, name = command.target.split(":")
-        function = getattr(import_module(f"softmaxfree.{module}"), name)
-        helps += re.findall(rf"^    {word}: (.*)$", inspect.getdoc(function) or "", re.M)
-    assert len(helps) > 1
-    assert all(text.startswith(meaning) for text in helps), helps
 
 
 def test_contestants_take_turns() -> None:

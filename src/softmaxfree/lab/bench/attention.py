@@ -114,7 +114,7 @@ def bench_attention(
         out: Folder to write the results to.
         contestants: Names of attentions, such as [softpp,performer]; the preset's if not given.
         modules: Python modules to import first, which register attentions of your own.
-        device: Device to compute on.
+        device: Where to compute.
         dtype: Type of tokens and weights.
         against: A .json file of an earlier run to compare with.
     """

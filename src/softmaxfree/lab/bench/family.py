@@ -33,13 +33,13 @@ nano, vit: have no figures in the paper. nano is measured at 32 x 32. softx is n
 SOFT and SOFT++ differ in nothing that is counted here but the inverse of the fudan models."""
 
 
-def list_models(out: Path | None = None) -> Row:
+def models(out: Path | None = None) -> Row:
     """List every backbone: parameters and multiply-adds, beside the paper's figures.
 
     Prints a table and, with --out, writes it as JSON, CSV and Markdown.
 
     Args:
-        out: Folder to write the results to; printed only if not given.
+        out: Folder to write models.json, models.csv and models.md to; none if not given.
     """
     rows = [
         _row(name, arguments, paper)

@@ -67,11 +67,11 @@ def bench_lra(
     paper's, time and memory of a step. They are written as JSON, CSV and Markdown.
 
     Args:
-        tasks: Names of tasks, such as [text,image]; the paper's four if not given, or those with
-            short runs.
+        tasks: Names of tasks, such as [text,image]; the paper's four if not given, and three with
+            --short.
         contestants: Names of attentions, such as [softpp,softmax]; soft, softpp and the paper's
             peers if not given.
-        seeds: Seeds, one run for each; [0] if not given.
+        seeds: Seeds, with a run for each; [0] if not given.
         short: Runs of minutes on a CPU in place of the benchmark's hours on a GPU, for listops,
             text and image: fewer steps, shorter sequences, a higher learning rate.
         workers: Runs at a time.

@@ -36,7 +36,7 @@ def bench_memory(
         out: Folder to write the results to.
         contestants: Names of attentions, such as [softpp,performer]; all if not given.
         modules: Python modules to import first, which register attentions of your own.
-        device: Device to compute on.
+        device: Where to compute.
         dtype: Type of tokens and weights.
         against: A .json file of an earlier run to compare with.
     """

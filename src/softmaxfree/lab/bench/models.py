@@ -194,7 +194,7 @@ def bench_models(
         threads: Threads to compute with; ratios are most reliable with 1.
         out: Folder to write the results to.
         modules: Python modules to import first, which register attentions of your own.
-        device: Device to compute on.
+        device: Where to compute.
         against: A .json file of an earlier run to compare with.
     """
     earlier = start(threads, device, modules, against)
