@@ -67,9 +67,8 @@ def landmark_options(
         sides: Tokens along a side in each stage, at the usual image size. Windows do not depend
             on the size a model is built for, so that weights fit models of all sizes.
     """
-    fixed = issubclass(attention_class(attention), SoftmaxFreeAttention)
     if ratios is None:
-        if num_landmarks is None and fixed:
+        if num_landmarks is None and issubclass(attention_class(attention), SoftmaxFreeAttention):
             num_landmarks = NUM_LANDMARKS
         ratios = [window_ratio(side, num_landmarks or NUM_LANDMARKS) for side in sides]
     number = {} if num_landmarks is None else {"num_landmarks": num_landmarks}
