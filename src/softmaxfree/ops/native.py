@@ -64,14 +64,7 @@ def path() -> Path:
 
 
 def build() -> Path:
-    """Compile the optional code for this machine's CPU: a few seconds, once.
-
-    It needs g++ or clang++. The compiled library is written to the user's cache, where it is found
-    from then on. Results are the same within rounding; SOFTMAXFREE_NATIVE=0 leaves it out.
-
-    Returns:
-        The compiled library's file.
-    """
+    """Compiles the library for this machine and puts it where it is found; returns the place."""
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise UserError(
