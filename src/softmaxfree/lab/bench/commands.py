@@ -32,11 +32,11 @@ def bench_attention(
             use (4 minutes); demo: softmax and SOFT++ from 784 to 50,176 tokens (1 minute);
             linear: SOFT++ from 3,136 to a million tokens (2 minutes).
         threads: Threads to compute with; the machine's cores if not given. 1 compares best.
-        out: Folder to write the results to.
+        out: Folder for the results.
         memory: Measure memory too; as the preset has it if not given.
         contestants: Names of attentions, such as [softpp,performer]; the preset's if not given.
         modules: Python modules to import first, which register attentions of your own.
-        device: Where to compute.
+        device: Device to compute on.
         dtype: Type of tokens and weights.
         against: A .json file of an earlier run to compare with.
     """
@@ -55,7 +55,7 @@ def bench_speed(out: Path = Path("results")) -> None:
     and verdicts and writes it as JSON, CSV and Markdown.
 
     Args:
-        out: Folder to write the results to.
+        out: Folder for the results.
     """
     from .speed import run
 
@@ -81,9 +81,9 @@ def bench_models(
             value convolution, and the paper's ablations (10 minutes); peers: what one would pick
             instead, from timm, at 224, 512 and 1024 pixels (10 minutes).
         threads: Threads to compute with; 1 compares best.
-        out: Folder to write the results to.
+        out: Folder for the results.
         modules: Python modules to import first, which register attentions of your own.
-        device: Where to compute.
+        device: Device to compute on.
         against: A .json file of an earlier run to compare with.
     """
     from .models import run
@@ -102,7 +102,7 @@ def bench_detection(threads: int = 1, out: Path = Path("results")) -> None:
 
     Args:
         threads: Threads to compute with; 1 compares best.
-        out: Folder to write the results to.
+        out: Folder for the results.
     """
     from .detection import run
 
@@ -120,7 +120,7 @@ def bench_segmentation(threads: int = 1, out: Path = Path("results")) -> None:
 
     Args:
         threads: Threads to compute with; 1 compares best.
-        out: Folder to write the results to.
+        out: Folder for the results.
     """
     from .segmentation import run
 
@@ -137,7 +137,7 @@ def bench_sequences(threads: int = 1, out: Path = Path("results"), modules: Name
 
     Args:
         threads: Threads to compute with; 1 compares best.
-        out: Folder to write the results to.
+        out: Folder for the results.
         modules: Python modules to import first, which register attentions of your own.
     """
     from .sequences import run
@@ -165,17 +165,17 @@ def bench_lra(
     all runs in the folder; they are written as JSON, CSV and Markdown too.
 
     Args:
-        tasks: Names of tasks, such as [text,image]; the paper's four if not given, and three with
+        tasks: Such as [text,image]; the paper's four if not given, and three with
             --short.
         attentions: Names of attentions, such as [softpp,softmax]; soft, softpp and the paper's
             peers if not given.
-        seeds: Seeds, with a run for each; [0] if not given.
+        seeds: One run for each; [0] if not given.
         short: Runs of minutes on a CPU in place of the benchmark's hours on a GPU, of listops,
             text and image: fewer steps, shorter sequences, a higher learning rate.
         workers: Runs at a time.
         threads: Threads to compute with, in each run.
         runs: Folder of the runs.
-        out: Folder to write the results to.
+        out: Folder for the results.
         modules: Python modules to import first, which register attentions of your own.
         fit: Further arguments of `softmaxfree fit` for all runs, such as
             ["--model.options.num_landmarks=128"].
@@ -210,10 +210,10 @@ def bench_memory(
 
     Args:
         threads: Threads to compute with; the machine's cores if not given.
-        out: Folder to write the results to.
+        out: Folder for the results.
         contestants: Names of attentions, such as [softpp,performer]; all if not given.
         modules: Python modules to import first, which register attentions of your own.
-        device: Where to compute.
+        device: Device to compute on.
         dtype: Type of tokens and weights.
         against: A .json file of an earlier run to compare with.
     """
@@ -240,7 +240,7 @@ def bench_training(
             follow from multiply-adds and an assumed speed of the GPUs, which is printed with
             them. Nothing is trained.
         threads: Threads to compute with; the machine's cores if not given.
-        out: Folder to write the results to.
+        out: Folder for the results.
         modules: Python modules to import first, which register attentions of your own.
         against: A .json file of an earlier run to compare with, for steps.
     """

@@ -56,7 +56,7 @@ def models(out: Path | None = None) -> dict[str, Any]:
     """List every backbone: parameters and multiply-adds, beside the paper's figures.
 
     Args:
-        out: Folder to write models.json, models.csv and models.md to; none if not given.
+        out: Folder for models.json, models.csv and models.md; printed only if not given.
     """
     names = sorted(filter(_is_ours, timm.list_models("soft*")), key=_order)
     variants: list[tuple[str, dict[str, Any], Figures]] = [

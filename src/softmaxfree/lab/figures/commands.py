@@ -20,9 +20,9 @@ def figures_newton(
     Args:
         checkpoint: Checkpoint of a run that trained a classifier with SOFT or SOFT++; the embedded
             SOFT++ if not given.
-        images: Files of images, such as [cat.jpg,dog.jpg]; 20 handwritten digits if not given.
-        size: Side of images in pixels; as in training if not given.
-        out: Folder to write newton.png, newton.svg and newton.csv to.
+        images: Image files, such as [cat.jpg,dog.jpg]; 20 handwritten digits if not given.
+        size: Side to resize images to; as in training if not given.
+        out: Folder for newton.png, newton.svg and newton.csv.
         modules: Python modules to import first, which register attentions of your own.
     """
     with needs("train", "a figure"):
@@ -47,9 +47,9 @@ def figures_spectrum(
     Args:
         checkpoint: Checkpoint of a run that trained a classifier with SOFT or SOFT++; the embedded
             SOFT++ if not given.
-        images: Files of images, such as [cat.jpg,dog.jpg]; 4 handwritten digits if not given.
-        layer: Layer whose tokens are taken: a number in the order in which layers run, or a name.
-        out: Folder to write spectrum.png, spectrum.svg and spectrum.csv to.
+        images: Image files, such as [cat.jpg,dog.jpg]; 4 handwritten digits if not given.
+        layer: A number in the order in which layers run, or a name.
+        out: Folder for spectrum.png, spectrum.svg and spectrum.csv.
         modules: Python modules to import first, which register attentions of your own.
     """
     with needs("train", "a figure"):
@@ -76,11 +76,11 @@ def figures_heatmap(
     Args:
         checkpoints: Checkpoints of runs, such as [a/last.ckpt,b/last.ckpt]; the embedded models
             with SOFT++, SOFT, softmax, Performer and Nystromformer if not given.
-        images: Files of images, a figure each; a handwritten digit if not given.
-        place: Place of the patch, from [0,0] at the upper left to [1,1], the height first.
-        layer: Layer to show: a number in the order in which layers run, or a name.
-        size: Side of images in pixels; as in training if not given.
-        out: Folder to write heatmap-IMAGE.png, .svg and .csv to.
+        images: Image files, a figure each; a handwritten digit if not given.
+        place: The patch, from [0,0] at the upper left to [1,1], the height first.
+        layer: A number in the order in which layers run, or a name.
+        size: Side to resize images to; as in training if not given.
+        out: Folder for heatmap-IMAGE.png, .svg and .csv.
         modules: Python modules to import first, which register attentions of your own.
     """
     with needs("train", "a figure"):
@@ -106,10 +106,10 @@ def figures_resolution(
     Args:
         checkpoints: Checkpoints of runs, such as [a/last.ckpt,b/last.ckpt]; the embedded models
             with SOFT++, SOFT and softmax if not given.
-        sizes: Sides of images in pixels; from half of to four times that of training if not given.
+        sizes: Sides of images; from half of to four times that of training if not given.
         root: Folder with a folder of images for each class; the held-out digits if not given.
-        split: Part of it to test on.
-        out: Folder to write resolution.png, resolution.svg and resolution.csv to.
+        split: The part of the data to test with.
+        out: Folder for resolution.png, resolution.svg and resolution.csv.
         modules: Python modules to import first, which register attentions of your own.
     """
     with needs("train", "a figure"):
@@ -124,7 +124,7 @@ def figures_memory(results: Path = Path("results"), out: Path = Path("figures"))
 
     Args:
         results: Folder with what `bench memory` and `models` have written.
-        out: Folder to write memory.png, memory.svg and memory.csv to.
+        out: Folder for memory.png, memory.svg and memory.csv.
     """
     with needs("plots", "a figure"):
         from .cost import run_memory
@@ -137,7 +137,7 @@ def figures_throughput(results: Path = Path("results"), out: Path = Path("figure
 
     Args:
         results: Folder with what `bench attention --preset paper` and `bench models` have written.
-        out: Folder to write throughput.png, throughput.svg and throughput.csv to.
+        out: Folder for throughput.png, throughput.svg and throughput.csv.
     """
     with needs("plots", "a figure"):
         from .cost import run_throughput

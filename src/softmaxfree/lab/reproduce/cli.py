@@ -20,10 +20,8 @@ def reproduce(arguments: list[str]) -> None:
         "experiments, and writes tables, pictures and verdicts with the smallest difference that "
         f"the runs could have shown. Experiments: {shown}.",
     )
-    parser.add_argument("names", nargs="*", help="Names of experiments.")
-    parser.add_argument(
-        "--all", action="store_true", help="Run all experiments: 9 hours of one core."
-    )
+    parser.add_argument("names", nargs="*", help="Experiments.")
+    parser.add_argument("--all", action="store_true", help="All experiments: 9 hours of one core.")
     parser.add_argument("--workers", type=int, default=1, help="Runs at a time.")
     parser.add_argument(
         "--threads", type=int, default=1, help="Threads to compute with, in each run."
@@ -35,11 +33,9 @@ def reproduce(arguments: list[str]) -> None:
         "--out",
         type=Path,
         default=Path("results/reproduction"),
-        help="Folder to write the results to.",
+        help="Folder for the results.",
     )
-    parser.add_argument(
-        "--page", type=Path | None, help="File to write all results in --out to, as Markdown."
-    )
+    parser.add_argument("--page", type=Path | None, help="Markdown file for all results in --out.")
     given = parser.parse_args(arguments)
     if unknown := [name for name in given.names if name not in TITLES]:
         raise UserError(f"there is no experiment {unknown[0]!r}; choose among {', '.join(TITLES)}")
