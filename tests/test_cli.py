@@ -253,7 +253,7 @@ def test_export_takes_an_attention_of_ones_own(
         "    def attend(self, q, k, v, layout):\n"
         "        return v.mean(-2, keepdim=True) + q\n"
     )
-    words = ("export", "softpp_nano", "model.pt2", "--attention", "mine", "--size", "32")
+    words = ("export", "softpp_nano", "model.pt2", "--attention", "mine", "--traced_size", "32")
     done = process(*words)
     assert done.returncode == 1
     assert "unknown attention 'mine'" in done.stderr

@@ -32,7 +32,7 @@ def export_checked(
     target: Path,
     checkpoint: Path | None = None,
     num_classes: int | None = None,
-    size: int | None = None,
+    traced_size: int | None = None,
     inverse: str | None = None,
     attention: str | None = None,
     modules: Names = None,
@@ -48,7 +48,7 @@ def export_checked(
         target: The .onnx or .pt2 file to write.
         checkpoint: Checkpoint with the weights, .pth or .safetensors; random ones if not given.
         num_classes: Width of the logits; the model's default if not given.
-        size: Side of images in pixels, to trace the model with; the model's own if not given.
+        traced_size: Side of the image that the model is traced with; its own if not given.
         inverse: How the landmark matrix is inverted; the model's own way if not given. Weights
             need the one that they were trained with.
         attention: Attention to use in the backbone; its own if not given.
@@ -66,7 +66,7 @@ def export_checked(
     built = timm.create_model(model, num_classes=num_classes, inverse=inverse, attention=attention)
     if checkpoint is not None:
         built.load_state_dict(read_checkpoint(checkpoint))
-    side = size or built.default_cfg["input_size"][-1]
+    side = traced_size or built.default_cfg["input_size"][-1]
     sizes = [(side + 32, side), (side, side * 3 // 2), (side + 17, side + 43)]
     print(f"exporting {model} ...", flush=True)
     checked = target.with_name(f".{target.name}.unchecked{target.suffix}")

@@ -39,7 +39,7 @@ def doctor(out: Path | None = None) -> None:
     error if the self-test fails.
 
     Args:
-        out: Folder to write doctor.json to; none if not given.
+        out: Folder for doctor.json; printed only if not given.
     """
     found: dict[str, Any] = {"hardware": hardware(), "versions": versions()}
     found["load"] = os.getloadavg()[0] / (os.cpu_count() or 1)

@@ -113,7 +113,7 @@ def predict(arguments: list[str]) -> None:
         description="Say what is on images, with a run's checkpoint; draw what a detector finds.",
     )
     # Without a type: jsonargparse requires UTF-8 of typed values, and file names may be anything.
-    parser.add_argument("images", nargs="+", help="Files of images.")
+    parser.add_argument("images", nargs="+", help="Image files.")
     parser.add_argument(
         "--checkpoint",
         type=Path,
@@ -123,10 +123,10 @@ def predict(arguments: list[str]) -> None:
     parser.add_argument("--top", type=int | None, help="Number of classes to show; 5.")
     parser.add_argument("--threshold", type=float | None, help="Lowest score of an object; 0.5.")
     parser.add_argument(
-        "--size", type=int | None, help="Side of images in pixels; as in training if not given."
+        "--size", type=int | None, help="Side to resize images to; as in training if not given."
     )
     parser.add_argument(
-        "--out", type=Path | None, help="Folder to write pictures of the objects to; predictions."
+        "--out", type=Path | None, help="Folder for pictures of the objects; predictions."
     )
     parser.add_argument("--json", type=Path | None, help="File to write what was found to.")
     parser.add_argument("--modules", type=Names, help=MODULES)

@@ -122,7 +122,7 @@ class TrainingCLI(LightningCLI):
         parser.add_argument(
             "--out",
             type=Path | None,
-            help="Folder to write the run to; a new runs/MODEL-DATA if not given.",
+            help="Folder for the run; a new runs/MODEL-DATA if not given.",
         )
         parser.add_argument(
             "--save_every", type=int, default=500, help="Steps between checkpoints."

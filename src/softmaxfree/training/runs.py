@@ -26,7 +26,7 @@ def runs(arguments: list[str]) -> None:
     parser.add_argument(
         "--out",
         type=Path | None,
-        help="Folder to write TASK-runs.json and TASK-runs.md to; none if not given.",
+        help="Folder for TASK-runs.json and TASK-runs.md; printed only if not given.",
     )
     given = parser.parse_args(arguments)
     compare_runs(given.folders, given.out)

@@ -39,7 +39,7 @@ def models(out: Path | None = None) -> Row:
     Prints a table and, with --out, writes it as JSON, CSV and Markdown.
 
     Args:
-        out: Folder to write models.json, models.csv and models.md to; none if not given.
+        out: Folder for models.json, models.csv and models.md; printed only if not given.
     """
     rows = [
         _row(name, arguments, paper)
