@@ -106,11 +106,7 @@ def _parse(path: Path) -> ElementTree.Element:
     text = read_file(path, _MOST_BYTES)
     try:
         return ElementTree.fromstring(text)
-    except (
-        ElementTree.ParseError,
-        ValueError,
-        LookupError,
-    ) as error:  # LookupError: unknown encodings
+    except (ElementTree.ParseError, ValueError, LookupError) as error:  # unknown encodings
         raise UserError(f"{shown(path)} cannot be read as XML: {error}") from error
 
 
