@@ -325,7 +325,13 @@ def test_one_step_and_one_evaluation_of_recipes_of_detection(
     real = Path(os.environ.get("SOFTMAXFREE_DATA", "")) / data
     if not real.is_dir():
         pytest.skip(f"{data} is not in $SOFTMAXFREE_DATA")
-    small = ["--data.sizes=[96]", "--model.size=96", "--model.max_size=160", SHALLOW]
+    small = [
+        "--data.sizes=[96]",
+        "--model.size=96",
+        "--model.max_size=160",
+        "--model.width=64",
+        SHALLOW,
+    ]
     step(None, [f"detection/{name}"], [f"--data.root={real}", *small, *changes])
 
 
