@@ -505,11 +505,11 @@ def test_annotations_of_an_image_that_is_not_there_are_left_out(tmp_path: Path) 
         (lambda file: file.rename(file.with_stem("instances_mini")), "the splits there are mini"),
         (lambda file: (file.parents[1] / "val2017").rename(file.parents[1] / "val"), "no folder"),
         (lambda file: file.write_text("{"), "not in COCO's format: Expecting property name"),
-        (lambda file: file.write_text("[]"), "not in COCO's format: it is no object of lists"),
+        (lambda file: file.write_text("[]"), "not in COCO's format: it is not an object of lists"),
         (lambda file: file.write_text("{}"), "not in COCO's format: there is no 'images'"),
         (lambda file: write_coco(file.parents[1], images=[{"id": 1}]), "there is no 'file_name'"),
         (lambda file: write_coco(file.parents[1], images=[]), "has no images"),
-        (lambda file: write_coco(file.parents[1], images={}), "its images are no list"),
+        (lambda file: write_coco(file.parents[1], images={}), "its images are not a list"),
         (lambda file: write_coco(file.parents[1], images=[5]), "of its images there is no object"),
         (
             lambda file: write_coco(file.parents[1], images=[IMAGE | {"height": "10"}]),

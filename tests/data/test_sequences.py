@@ -21,7 +21,8 @@ from torch import Tensor
 from softmaxfree.data import SequenceData, listops
 from softmaxfree.data.listops import WORDS, encode, evaluate, generate
 from softmaxfree.data.sequence_data import SequenceBatch
-from softmaxfree.data.sequences import PAD, Sequences, grey, open_sequences
+from softmaxfree.data.sequence_files import grey
+from softmaxfree.data.sequences import PAD, Sequences, open_sequences
 
 RELEASE = "https://storage.googleapis.com/long-range-arena/lra_release.gz"
 EXPRESSION = "( ( ( [MIN 4 ) 9 ) ] )"
@@ -332,7 +333,7 @@ def test_the_first_samples_of_a_fixed_shuffle_can_be_taken(tmp_path: Path) -> No
             lambda root: write(root / "train.jsonl", '{"text": "a", "label": 2}'),
             r"train.jsonl\[0\] cannot be read: it is not a JSON object with a text and a label",
         ),
-        ("text", lambda root: write(root / "train.jsonl", "a"), "it is no JSON: Expecting value"),
+        ("text", lambda root: write(root / "train.jsonl", "a"), "it is not JSON: Expecting value"),
         (
             "text",
             lambda root: write(root / "train.jsonl", '{"text": "", "label": 1}'),

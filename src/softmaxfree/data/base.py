@@ -1,4 +1,4 @@
-"""What all data modules share: shares of a batch, loaders that resume, names for messages."""
+"""What all data modules share: splits, shares of a batch, loaders that resume."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -14,9 +14,10 @@ from .sources import Source
 
 
 class Data(LightningDataModule):
-    """Samples by number, shared out between processes, in an order that follows from counters.
+    """Data shared out between processes, in an order that is a function of counters.
 
     Args:
+        splits: The data set's names for its parts train, val and test.
         batch_size: Samples a step, over all processes and all accumulated batches.
         eval_batch_size: Samples a process scores at a time; its share of batch_size if not given.
         num_workers: Processes that load samples, for each process that trains.
@@ -24,23 +25,40 @@ class Data(LightningDataModule):
     """
 
     def __init__(
-        self, batch_size: int, eval_batch_size: int | None, num_workers: int, seed: int
+        self,
+        splits: dict[str, str],
+        batch_size: int,
+        eval_batch_size: int | None,
+        num_workers: int,
+        seed: int,
     ) -> None:
         super().__init__()
+        self.splits = splits
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
         self.num_workers, self.seed = num_workers, seed
         self.sources: dict[str, Any] = {}
         self.training: ResumableLoader | None = None
         self.resumed: dict[str, int] | None = None
 
+    @abstractmethod
+    def open(self, part: str) -> Any:
+        """Opens the source of a part: train, val or test."""
+
+    def setup(self, stage: str) -> None:
+        parts = {"fit": ["train", "val"], "validate": ["val"], "test": ["test"]}.get(stage, [])
+        for part in parts:
+            if part not in self.sources:
+                self.sources[part] = self.open(part)
+        self.check_classes()
+
     @property
     def classes(self) -> list[str] | None:
-        """Names of the classes, where the data set tells them."""
+        """Names of the classes, if the data set has them."""
         found = [source.classes for source in self.sources.values() if isinstance(source, Source)]
         return next((classes for classes in found if classes), None)
 
     def check_classes(self) -> None:
-        """Refuses splits whose classes are not the model's, or not the same."""
+        """Raises UserError unless all splits have the same classes, as many as the model."""
         expected = self.num_classes()
         for part, source in self.sources.items():
             classes = source.classes if isinstance(source, Source) else None
@@ -58,7 +76,7 @@ class Data(LightningDataModule):
                 )
 
     def num_classes(self) -> int | None:
-        """The model's, where it is known."""
+        """The model's number of classes, if it is known."""
         module = self.trainer.lightning_module if self.trainer else None
         return getattr(module, "num_classes", None)
 
@@ -83,7 +101,7 @@ class Data(LightningDataModule):
         return [f"image {index} of a worker's stream" for index in indices]
 
     def training_loader(self, dataset: Dataset[Any], **functions: Any) -> ResumableLoader:
-        """The loader of training, which goes on where a checkpoint left it."""
+        """The loader of training, which resumes at the position of a checkpoint."""
         length = len(self.sources["train"])
         if isinstance(self.sources["train"], Source) and length < self.batch_size:
             raise UserError(
@@ -102,10 +120,10 @@ class Data(LightningDataModule):
         return self._loader(dataset, share, False, **functions)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position in the epoch; Lightning's own saving of it is not read in time to matter.
+        """The position in the epoch.
 
-        (It restores loaders when it restores its loops, but makes them before, for whoever asks
-        how many steps there will be.)
+        It is saved here because Lightning restores the state of loaders with its loops, after it
+        has already asked them for their number of steps.
         """
         return self.training.state_dict() if self.training else {}
 
@@ -148,36 +166,16 @@ class Data(LightningDataModule):
 
 
 class SplitData(Data):
-    """Data of which every part is one source, prepared in one way for training and one for scores.
-
-    Args:
-        splits: What the data set calls its parts train, val and test.
-        others: Those of Data.
-    """
+    """Data that is prepared in one way for training and in one way for evaluation."""
 
     nothing: tuple[Any, Any]
-    """In place of a sample that is not there."""
+    """Input and target of padding."""
     collate: Callable[[list[Sample]], Any]
-    """Samples as a batch; no method, as workers get it without the module."""
-
-    def __init__(self, splits: dict[str, str], *others: Any) -> None:
-        super().__init__(*others)
-        self.splits = splits
-
-    @abstractmethod
-    def open(self, part: str) -> Source:
-        """The source of a part."""
+    """Makes a batch of samples; not a method, since it is sent to workers without the module."""
 
     @abstractmethod
     def prepare(self, training: bool) -> Callable[[Any, Any], tuple[Any, Any]]:
-        """What makes an input and its target ready for the model."""
-
-    def setup(self, stage: str) -> None:
-        parts = {"fit": ["train", "val"], "validate": ["val"], "test": ["test"]}.get(stage, [])
-        for part in parts:
-            if part not in self.sources:
-                self.sources[part] = self.open(part)
-        self.check_classes()
+        """The function that prepares an input and its target for the model."""
 
     def train_dataloader(self) -> ResumableLoader:
         dataset = self._samples("train", training=True)

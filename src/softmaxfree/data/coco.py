@@ -1,4 +1,4 @@
-"""Images with boxes and masks in the format of COCO: one file of JSON for each split."""
+"""Images with boxes and masks in COCO's format: one JSON file for each split."""
 
 import json
 import warnings
@@ -16,17 +16,17 @@ from .paths import below, read_file, shown
 from .scenes import FileScenes, Record, is_number, listed, mask_tools
 
 _FARTHEST = 100_000
-"""Pixels that a corner of a polygon may be away from the image's: pycocotools ends the process
-where the points between two corners are more than memory has."""
+"""Largest coordinate of a polygon, in pixels: pycocotools kills the process if the points between
+two corners exceed memory."""
 
 _LONGEST = 2_000_000
-"""Pixels around all polygons of a mask."""
+"""Largest perimeter of all polygons of a mask, in pixels."""
 
 _MOST_BYTES = 2 * 10**9
-"""Of all masks of an image, one a pixel."""
+"""Largest memory of all masks of an image, one byte for each pixel."""
 
 _SIDE = 1_000_000
-"""Pixels of an image's."""
+"""Largest side of an image, in pixels."""
 
 _Check = tuple[str, Callable[[Any], bool]]
 _NUMBER: _Check = "a whole number", lambda value: type(value) is int and abs(value) < 2**63
@@ -41,11 +41,11 @@ _KEYS = {
     "annotations": {"id": _NAMED, "image_id": _NAMED, "category_id": _NUMBER},
     "categories": {"id": _NUMBER, "name": _NAMED},
 }
-"""What each record of a part must have."""
+"""Required keys of the records in each part."""
 
 
 class CocoScenes(FileScenes):
-    """annotations/instances_SPLIT.json and the images in SPLIT, such as train2017."""
+    """Reads annotations/instances_SPLIT.json and the images in SPLIT, such as train2017."""
 
     def __init__(
         self, root: str, split: str, classes: list[str] | None = None, masks: bool = True
@@ -122,22 +122,22 @@ def _find_file(root: Path, split: str) -> Path:
 
 
 def _read(file: Path) -> dict[str, list[Record]]:
-    """The file's images, annotations and categories, with all that records must have."""
-    mask_tools()  # says how to install it where it is not
+    """The file's images, annotations and categories; raises UserError if a record is invalid."""
+    mask_tools()  # raises UserError if it is not installed
     text = read_file(file)
     try:
         content = json.loads(text)
     except RecursionError:
         raise UserError(f"{file} is not in COCO's format: it is nested too deeply") from None
-    except ValueError as error:  # no JSON, or not in UTF-8
+    except ValueError as error:  # not JSON, or not UTF-8
         raise UserError(f"{file} is not in COCO's format: {error}") from error
     if not isinstance(content, dict):
-        raise UserError(f"{file} is not in COCO's format: it is no object of lists")
+        raise UserError(f"{file} is not in COCO's format: it is not an object of lists")
     for part, checks in _KEYS.items():
         if part not in content:
             raise UserError(f"{file} is not in COCO's format: there is no {part!r} in it")
         if not isinstance(content[part], list):
-            raise UserError(f"{file} is not in COCO's format: its {part} are no list")
+            raise UserError(f"{file} is not in COCO's format: its {part} are not a list")
         for place, record in enumerate(content[part], 1):
             if fault := _find_record_fault(record, checks):
                 raise UserError(
@@ -181,7 +181,7 @@ def _find_mask_fault(mask: Any, height: int, width: int) -> str:
         return "a polygon of its mask is not three or more pairs of coordinates"
     lengths = [_perimeter(polygon) for polygon in mask]
     if None in lengths:
-        return f"a polygon of its mask has a coordinate that is no number within {_FARTHEST}"
+        return f"a polygon of its mask has a coordinate that is not a number within {_FARTHEST}"
     return "its polygons are too long" if sum(filter(None, lengths)) > _LONGEST else ""
 
 
@@ -197,15 +197,15 @@ def _find_rle_fault(mask: Record, height: int, width: int) -> str:
 
 
 def _perimeter(polygon: list[Any]) -> float | None:
-    """Pixels around a polygon, or a little more; None where a coordinate is not to be taken.
+    """An upper bound of a polygon's perimeter in pixels; None if a coordinate is invalid.
 
-    Files have millions of polygons, so that a loop over coordinates would take long.
+    It avoids loops over coordinates: files have millions of polygons.
     """
     try:
         low, high, total = min(polygon), max(polygon), sum(polygon)
-    except (TypeError, OverflowError):  # text, lists; whole numbers beyond all others
+    except (TypeError, OverflowError):  # text, lists, huge integers
         return None
-    if not (low >= -_FARTHEST and high <= _FARTHEST and total == total):  # NaN is not itself
+    if not (low >= -_FARTHEST and high <= _FARTHEST and total == total):  # false for NaN
         return None
     if len(polygon) * (high - low) <= _LONGEST:
         return 0.0
@@ -214,18 +214,18 @@ def _perimeter(polygon: list[Any]) -> float | None:
 
 
 def _runs(counts: str) -> list[int]:
-    """Lengths of the runs in a compressed RLE; none where it ends within a number.
+    """Run lengths of a compressed RLE; empty if it is invalid.
 
-    pycocotools does not check them, and decodes those of too few pixels to whatever is in memory.
+    pycocotools does not check them: it fills missing pixels with uninitialised memory.
 
-    Numbers are in pieces of five bits, the lowest first, with a sixth that tells whether more
-    follow; from the fourth on, they are differences to the one before the last.
+    A number is stored in pieces of five bits, lowest first; a sixth bit says whether more follow.
+    From the fourth number on, they are differences to the number two before.
     """
     runs: list[int] = []
     value = shift = 0
     for letter in counts:
         piece = ord(letter) - 48
-        if not 0 <= piece < 64 or shift > 30:  # of more than 35 bits, or not of RLE
+        if not 0 <= piece < 64 or shift > 30:  # more than 35 bits, or not RLE
             return []
         value |= (piece & 31) << shift
         shift += 5
@@ -237,7 +237,7 @@ def _runs(counts: str) -> list[int]:
 
 
 def _encode(mask: Any, height: int, width: int) -> Any:
-    """As RLE, compressed."""
+    """A mask as compressed RLE."""
     if isinstance(mask, list):
         return mask_tools().merge(mask_tools().frPyObjects(mask, height, width))
     if isinstance(mask["counts"], list):

@@ -1,4 +1,4 @@
-"""Randomness as a function of counters, so that a run resumed in the middle is the same run."""
+"""Randomness as a function of counters, so that a resumed run is bit-identical."""
 
 import random
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ _WORD = 2**64 - 1
 
 
 def hash_counters(*counters: int) -> int:
-    """64 bits in which every counter counts (splitmix64, one round for each)."""
+    """A 64-bit hash of the counters (splitmix64, one round for each)."""
     state = 0
     for counter in counters:
         state = (state ^ (counter & _WORD)) + 0x9E3779B97F4A7C15 & _WORD
@@ -22,7 +22,7 @@ def hash_counters(*counters: int) -> int:
 
 
 def seed_sample(*counters: int) -> None:
-    """Seeds Python, numpy and torch on the CPU, for what follows."""
+    """Seeds the generators of Python, numpy and torch on the CPU."""
     seed = hash_counters(*counters)
     random.seed(seed)
     np.random.seed(seed >> 32)
@@ -30,14 +30,14 @@ def seed_sample(*counters: int) -> None:
 
 
 def seed_step(*counters: int) -> None:
-    """Seeds Python, numpy and torch on all devices, for what follows."""
+    """Seeds the generators of Python, numpy and torch on all devices."""
     seed_sample(*counters)
     torch.manual_seed(hash_counters(*counters))
 
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """Leaves the generators of Python, numpy and torch on the CPU as they were."""
+    """Restores the generators of Python, numpy and torch on the CPU afterwards."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Images with objects as a Lightning data module, augmented by torchvision's transforms."""
+"""Images with objects as a Lightning data module; torchvision augments them."""
 
 import logging
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from ..errors import UserError, visible
 from .base import SplitData
 from .samples import Sample, numbers_and_broken
 from .scenes import Objects, Scenes, open_scenes
-from .sources import Source
+from .sources import Source, View
 
 _log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ class SceneBatch(NamedTuple):
     images: list[Tensor]
     """(3, H, W) each, uint8."""
     targets: list[dict[str, Tensor] | None]
-    """boxes (N, 4), labels (N) and, where there are any, masks (N, H, W); None for padding."""
+    """boxes (N, 4), labels (N) and optionally masks (N, H, W); None for padding."""
     indices: Tensor
     """(B), numbers of the images in their data set."""
     broken: tuple[tuple[str, str], ...]
@@ -43,23 +43,23 @@ def collate_scenes(samples: list[Sample]) -> SceneBatch:
 class DetectionData(SplitData):
     """Images with boxes, classes and masks of objects.
 
-    In training images are resized and flipped at random, and those without objects are left out;
-    in evaluation they are as they are, and the detector resizes them.
+    In training, images are randomly resized and flipped, and those without objects are left out.
+    In evaluation, the detector resizes the original images.
 
     Args:
-        name: digit_scenes (made of scikit-learn's digits, embedded), coco (the official layout)
-            or voc (folders of PASCAL VOC's XML).
+        name: digit_scenes (composed of scikit-learn's digits, embedded), coco (the official layout)
+            or voc (PASCAL VOC's folders).
         root: The folder of the data, as given or below $SOFTMAXFREE_DATA.
         train_split: The part to train on, such as train2017.
         val_split: The part that validation scores.
         test_split: The part that `test` scores; val_split if not given.
-        classes: Names of the classes, for voc; those in its files if not given.
+        classes: Names of the classes for voc; all names in its files if not given.
         batch_size: Images a step, over all processes and all accumulated batches.
-        eval_batch_size: Images a process loads at a time to score them one by one.
+        eval_batch_size: Images a process loads at a time; they are scored one by one.
         num_workers: Processes that load images, for each process that trains.
-        sizes: In training, lengths of the shorter side, one drawn for each image: [800], or
+        sizes: In training, lengths of the shorter side, drawn at random for each image: [800], or
             [480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800].
-        max_size: Length of the longer side that is not exceeded.
+        max_size: Largest length of the longer side.
         flip: Probability of a horizontal flip.
         vertical_flip: Probability of a vertical flip.
         color_jitter: Strength of random brightness, contrast and saturation.
@@ -99,38 +99,27 @@ class DetectionData(SplitData):
         scenes = open_scenes(self.dataset, self.root, split, self.given_classes, masks)
         if module is not None and masks and not scenes.has_masks:
             raise UserError(
-                f"the detector learns masks, and {self.dataset} has none: "
+                f"the detector learns masks, but {self.dataset} has none: "
                 "give --model.detector retinanet"
             )
         for what, why in scenes.skipped.items():
             _log.warning("skipped %s: %s", visible(what), visible(why))
-        return WithObjects(scenes) if part == "train" else scenes
+        return with_objects(scenes) if part == "train" else scenes
 
     def prepare(self, training: bool) -> Any:
         return self.augment if training else as_it_is
 
 
-class WithObjects(Source):
-    """Those of the scenes that have an object to train on."""
-
-    def __init__(self, scenes: Scenes) -> None:
-        self.scenes, self.classes = scenes, scenes.classes
-        self.numbers = [index for index in range(len(scenes)) if not scenes.is_empty(index)]
-        if not self.numbers:
-            raise UserError("no image of the training split has an object to learn from")
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def load(self, index: int) -> tuple[Image.Image, Objects]:
-        return self.scenes.load(self.numbers[index])
-
-    def describe(self, index: int) -> str:
-        return self.scenes.describe(self.numbers[index])
+def with_objects(scenes: Scenes) -> Source:
+    """The scenes that have an object to train on."""
+    numbers = [index for index in range(len(scenes)) if not scenes.is_empty(index)]
+    if not numbers:
+        raise UserError("no image of the training split has an object to learn from")
+    return View(scenes, numbers)
 
 
 class Augmentation:
-    """Flips, colours and the size of a training image, its boxes and its masks."""
+    """Randomly flips, recolours and resizes a training image with its boxes and masks."""
 
     def __init__(
         self,
@@ -165,11 +154,11 @@ class Augmentation:
 
 
 def _of_objects(inputs: Any) -> tuple[Tensor, ...]:
-    """What goes with a box that is left out, being too small after resizing."""
+    """What is removed together with a box that is too small after resizing."""
     target = inputs[1]
     return tuple(target[name] for name in ("labels", "masks") if name in target)
 
 
 def as_it_is(image: Image.Image, objects: Objects) -> tuple[Tensor, dict[str, Tensor]]:
-    """An image to be scored; its objects are in the ground truth."""
+    """An image for scoring; its objects are in the ground truth."""
     return tv_tensors.Image(image).as_subclass(Tensor), {}

@@ -1,4 +1,4 @@
-"""Scenes of handwritten digits, made on the fly: a small data set for detection, always there."""
+"""Scenes of handwritten digits: a small embedded data set for detection, composed on demand."""
 
 import numpy as np
 import torch
@@ -13,27 +13,27 @@ from .sources import _EVALUATION, _TRAIN, Digits
 TRAINING_SCENES = 4000
 VALIDATION_SCENES = 200
 SIZE = 128
-"""Pixels, both ways."""
+"""Side of a scene, in pixels."""
 FEWEST, MOST = 2, 7
-"""Digits tried in a scene."""
+"""Range of the number of digits in a scene, before those that hide others are dropped."""
 SMALLEST, TALLEST = 20, 56
-"""Pixels from the top of a digit to its bottom."""
+"""Range of the height of a digit, in pixels."""
 
 _SEED = 20210922
 _PLACES = 12
-"""Tried for each digit: the one with the least overlap is taken."""
+"""Random places tried for each digit; the one with the least overlap is used."""
 _INK = 0.45
-"""Opacity from which a pixel is of the digit."""
+"""Opacity from which a pixel belongs to the digit."""
 _NOISE = 10
-"""Of 255, up and down."""
+"""Amplitude of the noise, of 255."""
 
 Mask = NDArray[np.bool_]
 
 
 class DigitScenes(Scenes):
-    """Coloured digits of scikit-learn on a smooth background; those in front hide those behind.
+    """Coloured digits of scikit-learn on a smooth background; digits in front hide those behind.
 
-    A scene is a function of its split and number. Held-out digits make the validation scenes.
+    A scene is a function of its split and number. Validation scenes have held-out digits.
     """
 
     def __init__(self, split: str, masks: bool = True) -> None:
@@ -41,7 +41,7 @@ class DigitScenes(Scenes):
             raise UserError(f"digit_scenes has no split {split!r}: take one of {', '.join(known)}")
         digits = Digits(split)
         loaded = [digits.load(index) for index in range(len(digits))]
-        # A margin of one pixel, of the eight, lets strokes at the edge end smoothly.
+        # One pixel of margin (digits have 8 x 8) lets strokes at the edge fade out.
         self.digits = [(ImageOps.expand(image.convert("L"), 1), label) for image, label in loaded]
         self.held_out = split in _EVALUATION
         self.classes = [str(digit) for digit in range(10)]
@@ -61,7 +61,7 @@ class DigitScenes(Scenes):
         return f"digit_scenes[{index}]"
 
     def is_empty(self, index: int) -> bool:
-        return False  # the first digit always finds a place
+        return False  # the first digit is always placed
 
     def annotated(self, index: int) -> tuple[Record, list[Record]]:
         _, labels, masks = self._compose(index)
@@ -84,15 +84,15 @@ class DigitScenes(Scenes):
         return record
 
     def _compose(self, index: int) -> tuple[NDArray[np.uint8], list[int], list[Mask]]:
-        """The pixels of a scene, the labels of its digits and what is seen of each."""
+        """The pixels of a scene, the labels of its digits and their visible masks."""
         number = range(len(self))[index]
         rng = np.random.default_rng(hash_counters(_SEED, int(self.held_out), number))
         dark = bool(rng.integers(2))
         canvas = _background(rng, dark)
         labels: list[int] = []
         seen: list[Mask] = []
-        areas: list[int] = []  # before anything came in front
-        corners: list[tuple[int, int, int]] = []  # x, y, side of what is placed
+        areas: list[int] = []  # before other digits covered them
+        corners: list[tuple[int, int, int]] = []  # x, y and side of each digit
         for _ in range(rng.integers(FEWEST, MOST + 1)):
             digit, label = self.digits[rng.integers(len(self.digits))]
             side = int(rng.integers(SMALLEST, TALLEST + 1)) * digit.height // 8

@@ -1,4 +1,4 @@
-"""Images in files, read one way everywhere: in predictions, data sets, figures and the page."""
+"""Image files, read in the same way by data sets, predictions, figures and the explorer."""
 
 import warnings
 from collections.abc import Iterator
@@ -13,11 +13,11 @@ from ..errors import UserError
 from .paths import open_file, shown
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
-"""Pillow reads more, some of them by other programs. It tries them in this order, and the last one
-is not in all of its versions."""
+"""Tried in this order. Pillow reads more formats, some through other programs; not every version
+has the last one."""
 
 LARGEST_SIZE = 4096
-"""Pixels of a side that images may be resized to."""
+"""Largest side that images may be resized to, in pixels."""
 
 _ORIENTATION = 0x0112
 _TURNS = {
@@ -29,37 +29,37 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""What makes an image upright, by the orientation in its EXIF; from 5 on its sides are swapped."""
+"""What turns an image upright, by EXIF orientation; 5 to 8 swap its sides."""
 
 Size = tuple[int, int]
-"""Width and height, as Pillow has them."""
+"""Width and height, as in Pillow."""
 
 
 class ImageFileError(UserError):
-    """A file that cannot be read as an image, and why."""
+    """Why a file cannot be read as an image."""
 
 
 class Limits(NamedTuple):
-    """What is read; the rest is refused by its header, before anything is decoded."""
+    """Limits on images, checked in the header before anything is decoded."""
 
     pixels: int = 100_000_000
-    """4 bytes each in memory, once as they are decoded and once as they are given."""
+    """Each takes 4 bytes, twice: in the decoder and in the result."""
     ratio: int = 100
-    """Of the longer side to the shorter one. The shorter one is resized to what a model takes, and
-    the longer one grows with it."""
+    """Of the longer side to the shorter one: a model resizes the shorter side, and the longer one
+    grows with it."""
     bytes: int | None = None
-    """Of the file."""
+    """Size of the file."""
     longest: int | None = None
-    """Larger images are reduced to this length of their longer side."""
+    """Length of the longer side to which larger images are reduced."""
     formats: tuple[str, ...] = FORMATS
 
 
 OWN = Limits()
-"""For files of the user's own."""
+"""Limits for the user's own files."""
 
 
 def read_image(path: Path, limits: Limits = OWN) -> Image.Image:
-    """A file's image in RGB, upright; what is wrong with it is said in one sentence."""
+    """The upright RGB image in a file; raises ImageFileError with one sentence."""
     try:
         return load_image(path, limits)
     except ImageFileError as error:
@@ -69,35 +69,37 @@ def read_image(path: Path, limits: Limits = OWN) -> Image.Image:
 def load_image(
     source: Path | IO[bytes], limits: Limits = OWN, annotated: Size | None = None
 ) -> Image.Image:
-    """An image in RGB, upright, with nothing but its pixels.
+    """The upright RGB image in a file, without metadata.
 
-    16 bits a channel become 8 by leaving out the lower ones. Floating-point numbers may be from 0
-    to 1 or from 0 to 255, and whole numbers of 32 bits from 0 to 255 or to 65,535: the smallest of
-    these ranges that holds all of them counts. Transparency is left out, as timm does.
+    Of 16 bits in a channel, the lower 8 are dropped. Floating-point values may be from 0 to 1 or
+    from 0 to 255, and 32-bit integers from 0 to 255 or to 65,535; the smallest range that holds all
+    values is used. Transparency is dropped, as timm does.
 
     Args:
-        annotated: The size for which there are annotations. An image that has it as it lies in the
-            file, but not upright, is left as it lies.
+        annotated: Size in the annotations. An image that has this size as stored, but not upright,
+            is not turned.
 
     Raises:
-        ImageFileError: A reason, without the file's name.
+        ImageFileError: With a reason, without the file's name.
     """
     with _opened(source, limits) as file:
         try:
             if limits.longest:
-                file.draft("RGB", (limits.longest, limits.longest))  # a fraction of a JPEG's size
+                file.draft(
+                    "RGB", (limits.longest, limits.longest)
+                )  # decodes a JPEG at a fraction of its size
             file.load()
             return _finished(file, annotated, limits.longest)
         except ImageFileError:
             raise
-        except Exception as error:  # whatever a broken file makes the decoders raise
+        except Exception as error:  # decoders raise anything on a broken file
             raise ImageFileError(
                 f"it begins as {file.format} and cannot be decoded, for it is truncated or broken"
             ) from error
 
 
 def upright_rgb(image: Image.Image) -> Image.Image:
-    """An image that others have opened, as `load_image` gives it."""
+    """Converts an opened image to what `load_image` returns."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         image.load()
@@ -105,38 +107,40 @@ def upright_rgb(image: Image.Image) -> Image.Image:
 
 
 def load_numbers(path: Path) -> Image.Image:
-    """An image as it is in the file, such as one whose pixels are classes."""
+    """An image as stored, for example one whose pixels are classes."""
     with _opened(path, OWN) as file:
         try:
             file.load()
-        except Exception as error:  # whatever a broken file makes the decoders raise
+        except Exception as error:  # decoders raise anything on a broken file
             raise ImageFileError("it is truncated or broken") from error
         return file
 
 
 def sizes(path: Path) -> set[Size]:
-    """The size of an image as it lies in the file, and upright. Only the header is read, but of a
-    PNG, whose orientation may come last."""
+    """The sizes of an image as stored and upright.
+
+    Reads only the header, except of a PNG, whose orientation may come last.
+    """
     with _opened(path, OWN) as file:
         lying = file.size
-        turned = file.format != "TIFF" and _orientation(file) >= 5  # Pillow turns those itself
+        turned = file.format != "TIFF" and _orientation(file) >= 5  # Pillow turns TIFFs itself
         return {lying, lying[::-1]} if turned else {lying}
 
 
 def header_size(path: Path) -> Size:
-    """The size of an image as it lies in the file."""
+    """The size of an image as stored."""
     with _opened(path, OWN) as file:
         return file.size
 
 
 def check_size(size: int | None, option: str = "--size") -> None:
-    """Refuses a side to resize images to that makes none, or fills the memory."""
+    """Raises UserError for a side below 1 or too large for memory."""
     if size is not None and not 1 <= size <= LARGEST_SIZE:
         raise UserError(f"{option} must be from 1 to {LARGEST_SIZE} pixels, got {size}")
 
 
 def check_resized(image: Image.Image, side: int) -> None:
-    """Refuses an image that is too long for memory once its shorter side has this length."""
+    """Raises UserError if an image is too large for memory after resizing its shorter side."""
     longer = max(image.size) * side // min(image.size)
     if side * longer > OWN.pixels:
         raise UserError(
@@ -148,15 +152,15 @@ def check_resized(image: Image.Image, side: int) -> None:
 
 @contextmanager
 def _opened(source: Path | IO[bytes], limits: Limits) -> Iterator[Image.Image]:
-    """Pillow's image of a file whose header is within the limits, and which is not decoded yet."""
+    """Opens an image whose header is within the limits, without decoding it."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of many pixels, odd EXIF, transparent palettes
+        warnings.simplefilter("ignore")  # about many pixels, odd EXIF, transparent palettes
         with _stream(source, limits) as stream:
             try:
                 file = Image.open(stream, formats=limits.formats)
             except Image.DecompressionBombError:
                 raise ImageFileError(_too_many("far more", limits)) from None
-            except Exception as error:  # whatever the readers of headers raise
+            except Exception as error:  # readers of headers raise anything
                 known = ", ".join(limits.formats)
                 raise ImageFileError(f"it is none of {known}, or broken") from error
             with file:
@@ -179,7 +183,7 @@ def _stream(source: Path | IO[bytes], limits: Limits) -> nullcontext[IO[bytes]] 
         raise ImageFileError("there is none") from error
     except UserError as error:
         raise ImageFileError("it is a folder, a pipe or a device, not a file") from error
-    except (OSError, ValueError) as error:  # ValueError: a name with a zero in it
+    except (OSError, ValueError) as error:  # ValueError: a name with a null character
         raise ImageFileError(getattr(error, "strerror", None) or str(error)) from error
 
 
@@ -206,7 +210,7 @@ def _too_many(count: str, limits: Limits) -> str:
 def _finished(
     image: Image.Image, annotated: Size | None = None, longest: int | None = None
 ) -> Image.Image:
-    """An image that has been decoded, upright, in RGB, without what else the file says."""
+    """Converts a decoded image to upright RGB without metadata."""
     orientation = _orientation(image)
     turn = _TURNS.get(orientation)
     lying = orientation >= 5 and image.size == annotated and image.width != image.height
@@ -214,24 +218,24 @@ def _finished(
         image = image.transpose(turn)
     image = _eight_bits(image)
     if image.mode != "RGB" or turn is None or lying:
-        image = image.convert("RGB")  # a copy if it is in RGB
+        image = image.convert("RGB")  # copies an RGB image
     if longest:
         image.thumbnail((longest, longest), Image.Resampling.BICUBIC)
-    image.info = {}  # else pictures drawn from it would be turned again, and say where it was taken
+    image.info = {}  # EXIF would turn drawn pictures again, and reveal places
     return image
 
 
 def _orientation(image: Image.Image) -> int:
-    """1 to 8 by the image's EXIF; 1, which is upright, where it says nothing that is known."""
+    """EXIF orientation, 1 to 8; 1 (upright) if missing or unknown."""
     try:
         found = image.getexif().get(_ORIENTATION, 1)
-    except Exception:  # whatever broken EXIF makes Pillow raise
+    except Exception:  # Pillow raises anything on broken EXIF
         return 1
     return found if found in _TURNS else 1
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """An image in grey of more bits in a mode that Pillow converts without clipping."""
+    """Converts a grey image of more than 8 bits to 8, which Pillow would clip."""
     if image.mode.startswith("I;16"):
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode not in ("I", "F"):
@@ -239,7 +243,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     values = np.asarray(image)
     low, high = values.min(), values.max()
     most = 255 if image.mode == "F" else 65_535
-    if not (low >= 0 and high <= most):  # NaN is neither
+    if not (low >= 0 and high <= most):  # false for NaN
         raise ImageFileError(
             f"its pixels are from {low:.6g} to {high:.6g}, and may be from 0 to "
             f"{'1 or to 255' if image.mode == 'F' else '255 or to 65,535'}: save it with 8 bits a "

@@ -1,4 +1,4 @@
-"""Images and their classes as a Lightning data module, read by timm, augmented by timm."""
+"""Images and their classes as a Lightning data module; timm reads and augments them."""
 
 from typing import Any
 
@@ -18,29 +18,29 @@ class ImageData(Data):
     """Labelled images for classification.
 
     Args:
-        name: "digits" (scikit-learn's, embedded), or a name as timm.data.create_dataset takes it:
-            "" for image folders, "torch/cifar10", "hfds/NAME", "wds/", "tfds/NAME".
+        name: "digits" (scikit-learn's, embedded), or a name for timm.data.create_dataset: "" for
+            image folders, "torch/cifar10", "hfds/NAME", "wds/", "tfds/NAME".
         root: The folder of the data, as given or below $SOFTMAXFREE_DATA.
         train_split: The part to train on; for image folders a folder below root.
         val_split: The part that validation scores.
         test_split: The part that `test` scores; val_split if not given.
-        download: Let torchvision or TFDS fetch the data if it is not there.
+        download: Let torchvision or TFDS download missing data.
         batch_size: Images a step, over all processes and all accumulated batches.
         eval_batch_size: Images a process scores at a time; its share of batch_size if not given.
         num_workers: Processes that load images, for each process that trains.
         cache: Keep decoded images in memory, for data sets that fit into it.
         size: Side of the images, in pixels.
-        eval_sizes: Sides to score at, such as [224, 384, 512]. If not given, size alone, and at the
-            end of a run one and a half times and twice that as well.
-        crop_pct: In evaluation, the part of the resized image's side that the crop keeps: 0.875 is
-            224 out of 256.
-        interpolation: How images are resized in evaluation: bicubic, bilinear.
-        train_interpolation: How they are resized in training: bicubic, bilinear, random.
-        mean: Subtracted from the colours of an image in [0, 1].
-        std: What the result is divided by.
-        crop_mode: The training crop: timm's rrc (of random size and shape), rkrc or rkrr; or pad,
-            at the image's own scale, with a mirrored margin of an eighth, for small images.
-        crop_scale: In training, the range of the crop's area, as a part of the image's.
+        eval_sizes: Sides to score at, such as [224, 384, 512]. If not given, size; at the end of a
+            run also 1.5 and 2 times size.
+        crop_pct: In evaluation, the fraction of the resized image's side that the crop keeps: 0.875
+            is 224 of 256.
+        interpolation: Interpolation in evaluation: bicubic, bilinear.
+        train_interpolation: Interpolation in training: bicubic, bilinear, random.
+        mean: Mean of each colour channel, for values in [0, 1]; it is subtracted.
+        std: Standard deviation of each colour channel, by which the result is divided.
+        crop_mode: The training crop: timm's rrc (random size and shape), rkrc or rkrr; or pad, for
+            small images: no scaling, with a mirrored margin of an eighth.
+        crop_scale: In training, the range of the crop's area as a fraction of the image's.
         crop_ratio: In training, the range of the crop's width over its height.
         flip: Probability of a horizontal flip.
         color_jitter: Strength of random brightness, contrast and saturation.
@@ -77,13 +77,12 @@ class ImageData(Data):
         erase: float = 0.0,
         seed: int = 0,
     ) -> None:
-        super().__init__(batch_size, eval_batch_size, num_workers, seed)
+        splits = {"train": train_split, "val": val_split, "test": test_split or val_split}
+        super().__init__(splits, batch_size, eval_batch_size, num_workers, seed)
         check_size(size, "--data.size")
         for side in eval_sizes or []:
             check_size(side, "--data.eval_sizes")
         self.dataset, self.root, self.download = name, root, download
-        self.train_split, self.val_split = train_split, val_split
-        self.test_split = test_split or val_split
         self.cache = cache
         self.size, self.eval_sizes = size, eval_sizes or [size]
         self.closing_sizes = eval_sizes or [size, size * 3 // 2, size * 2]
@@ -107,28 +106,17 @@ class ImageData(Data):
 
     def prepare_data(self) -> None:
         if self.download:
-            for split in {self.train_split, self.val_split, self.test_split}:
-                self._open(split, training=False)
+            for part in self.splits:
+                self.open(part)
 
-    def setup(self, stage: str) -> None:
-        parts = {
-            "fit": [("train", self.train_split), ("val", self.val_split)],
-            "validate": [("val", self.val_split)],
-            "test": [("test", self.test_split)],
-        }
-        for part, split in parts.get(stage, []):
-            if part not in self.sources:
-                self.sources[part] = self._open(split, training=part == "train")
-        self.check_classes()
-
-    def _open(self, split: str, training: bool) -> Source | IterableImageDataset:
+    def open(self, part: str) -> Source | IterableImageDataset:
         batch = self.samples_per_process() if self.trainer else self.batch_size
         source = open_source(
             self.dataset,
             self.root,
-            split,
+            self.splits[part],
             download=self.download,
-            is_training=training,
+            is_training=part == "train",
             batch_size=batch,
             seed=self.seed,
         )
@@ -171,7 +159,7 @@ class ImageData(Data):
 
 
 def check_targets(batch: Batch, loader: ResumableLoader, num_classes: int | None) -> None:
-    """Refuses a class beyond the model's, and in training a sample that is not there."""
+    """Raises UserError for a class that the model lacks, and in training for a missing sample."""
     largest = int(batch.targets.max())
     if num_classes is not None and largest >= num_classes:
         raise UserError(

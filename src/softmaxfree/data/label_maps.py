@@ -25,19 +25,19 @@ from .scenes import listed
 from .sources import Source, find_root
 
 IGNORE = 255
-"""Class of pixels that do not count."""
+"""Class of ignored pixels."""
 
 Colour = tuple[int, int, int]
 
 _ALL, _SOME = 1000, 200
-"""At the start values are read in all labels where there are so many at most, else in some."""
+"""Opening a data set checks the values of all labels if there are at most _ALL, else of _SOME."""
 
 _IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".ppm")
 _SYNONYMS = (("train", "training"), ("val", "valid", "validation"))
 
 
 class LabelMaps(Source):
-    """Images by number with a class for every pixel."""
+    """Images with a class for every pixel, by number."""
 
     classes: list[str]
     palette: list[Colour]
@@ -45,11 +45,11 @@ class LabelMaps(Source):
 
     @abstractmethod
     def load(self, index: int) -> tuple[Image.Image, Tensor]:
-        """An image in RGB and its classes (H, W) of uint8: 0 .. K-1, and IGNORE."""
+        """An RGB image and its classes (H, W) of uint8: 0 to K - 1, and IGNORE."""
 
 
 class DigitMaps(LabelMaps):
-    """The scenes of digits: 0 is the background, 1 to 10 are the digits."""
+    """Scenes of digits: 0 is the background, 1 to 10 are the digits."""
 
     def __init__(self, split: str) -> None:
         self.scenes = DigitScenes(split)
@@ -62,7 +62,7 @@ class DigitMaps(LabelMaps):
     def load(self, index: int) -> tuple[Image.Image, Tensor]:
         image, (_, labels, masks) = self.scenes.load(index)
         assert masks is not None
-        # Masks do not overlap: what is in front hides what is behind.
+        # Masks do not overlap: a digit in front hides those behind.
         return image, (masks * (labels + 1).to(torch.uint8)[:, None, None]).amax(0)
 
     def describe(self, index: int) -> str:
@@ -72,10 +72,10 @@ class DigitMaps(LabelMaps):
 class FileMaps(LabelMaps):
     """Pairs of an image and a single-channel PNG of the same size.
 
-    A file that cannot be read is not refused at the start: loading it fails, which is reported.
+    An unreadable file is not an error at the start; it is reported when it is loaded.
 
     Args:
-        values: For each value that labels may have, its class or IGNORE.
+        values: The class, or IGNORE, of each value in labels.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class FileMaps(LabelMaps):
         return shown(self.pairs[index][0])
 
     def _read_label(self, index: int) -> Image.Image:
-        """A label whose values are all known."""
+        """A label map; raises UserError for unknown values."""
         path = self.pairs[index][1]
         try:
             file = load_numbers(path)
@@ -136,13 +136,13 @@ class FileMaps(LabelMaps):
 
 
 def open_label_maps(name: str, root: str | None, split: str, **options: Any) -> LabelMaps:
-    """A data set of images with a class for every pixel.
+    """Opens a data set of images with a class for every pixel.
 
     Args:
         name: "digit_scenes", "ade20k" or "cityscapes" in their official layouts, or "folders".
         root: Its folder, as given or below $SOFTMAXFREE_DATA.
-        split: Its part; "" for files that are not in folders of splits.
-        options: Those of `open_folders`, for "folders".
+        split: The part; "" if there are no folders of splits.
+        options: Options of `open_folders`, for "folders".
     """
     openers: dict[str, Callable[[], LabelMaps]] = {
         "digit_scenes": lambda: DigitMaps(split),
@@ -169,16 +169,16 @@ def open_folders(
     ignore: Sequence[int] = (IGNORE,),
     palette: Sequence[Sequence[int]] | None = None,
 ) -> LabelMaps:
-    """Any folder of images and folder of labels.
+    """Opens a folder of images and a folder of labels.
 
     Args:
-        root: The folder that both are in.
-        split: Takes the place of {split} in their names.
+        root: The folder that contains both.
+        split: Replaces {split} in their names.
         image_folder: Images, below root.
-        label_folder: Labels of the same names in PNG, below root.
-        label_suffix: What labels have at the end of their names, such as "_L".
-        classes: Names of the values 0, 1, ... of labels, those to ignore left out.
-        ignore: Values of pixels that do not count.
+        label_folder: Labels, below root: PNGs with the names of the images.
+        label_suffix: Suffix of the labels' names, such as "_L".
+        classes: Names of the values 0, 1, ... of labels, without ignored values.
+        ignore: Values of ignored pixels.
         palette: A colour (red, green, blue) for each class; generated if not given.
     """
     if not 1 <= len(classes) <= IGNORE:
@@ -203,8 +203,8 @@ def open_folders(
 
 
 def generated_palette(count: int) -> list[Colour]:
-    """Colours that differ, the first ones most: hue, saturation and brightness by golden steps."""
-    golden = 1.2207440846  # in three dimensions, the root of x**4 = x + 1
+    """Distinct colours: hue, saturation and brightness advance by golden-ratio steps."""
+    golden = 1.2207440846  # the golden ratio in three dimensions, the root of x**4 = x + 1
     colours = []
     for number in range(count):
         hue, saturation, brightness = (number / golden**power % 1 for power in (1, 2, 3))
@@ -215,14 +215,14 @@ def generated_palette(count: int) -> list[Colour]:
 
 
 def _open_ade20k(root: Path, split: str) -> LabelMaps:
-    """images/SPLIT/*.jpg and annotations/SPLIT/*.png, where 0 is of none of the classes."""
+    """Opens images/SPLIT/*.jpg and annotations/SPLIT/*.png, whose value 0 is ignored."""
     folders = _find_folders(root, split, "images/{split}", "annotations/{split}")
     classes, palette = list(ade20k_classes.CLASSES), list(ade20k_classes.PALETTE)
     return FileMaps(_pair(folders, [".jpg"], ".png"), classes, palette, _in_order(150, [0]))
 
 
 def _open_cityscapes(root: Path, split: str) -> LabelMaps:
-    """leftImg8bit/SPLIT/CITY and gtFine/SPLIT/CITY, in train ids where a label has them."""
+    """Opens leftImg8bit/SPLIT/CITY and gtFine/SPLIT/CITY, with train ids if there are any."""
     folders = _find_folders(root, split, "leftImg8bit/{split}", "gtFine/{split}")
     known = [c for c in Cityscapes.classes if 0 <= c.train_id < IGNORE]
     end, values = "_gtFine_labelTrainIds.png", _in_order(len(known), [IGNORE])
@@ -234,13 +234,13 @@ def _open_cityscapes(root: Path, split: str) -> LabelMaps:
 
 
 def _in_order(count: int, ignore: Sequence[int]) -> dict[int, int]:
-    """Values, those to ignore left out, are the classes in their order."""
+    """Maps values to classes in order; ignored values have none."""
     counted = [value for value in range(256) if value not in ignore][:count]
     return {**dict.fromkeys(ignore, IGNORE), **{value: n for n, value in enumerate(counted)}}
 
 
 def _find_folders(root: Path, split: str, *templates: str) -> list[Path]:
-    """The folders of a split, or of another usual name for it."""
+    """The folders of a split, or of a synonym of it."""
     if split and not all("{split}" in template for template in templates):
         raise UserError(
             f"the folders {listed(templates)} are those of all splits, not of {split!r} alone: "
@@ -259,7 +259,7 @@ def _find_folders(root: Path, split: str, *templates: str) -> list[Path]:
 
 
 def _find_splits(root: Path, *templates: str) -> list[str]:
-    """Names that make folders of all templates."""
+    """Names of splits for which all folders exist."""
     start, _, end = (re.escape(part) for part in templates[0].partition("{split}"))
     pattern = f"{start}([^/]+){end}".replace(re.escape("{split}"), r"\1")
     paths = (path.relative_to(root) for path in root.glob(templates[0].replace("{split}", "*")))
@@ -274,7 +274,7 @@ def _find_splits(root: Path, *templates: str) -> list[str]:
 def _pair(
     folders: Sequence[Path], image_ends: Sequence[str], label_end: str, pattern: str = "*"
 ) -> list[tuple[Path, Path]]:
-    """Images and labels that have the same name but for how it ends."""
+    """Pairs of images and labels whose names agree up to the suffix."""
     images = _files(folders[0], image_ends, pattern)
     labels = _files(folders[1], [label_end], pattern)
     if not images and not labels:
@@ -297,7 +297,7 @@ def _pair(
 
 
 def _files(folder: Path, ends: Sequence[str], pattern: str) -> dict[str, Path]:
-    """Files by their names in a folder, without how they end."""
+    """Files in a folder by name, without the suffix."""
     found: dict[str, Path] = {}
     for path in sorted(folder.glob(pattern)):
         name = path.relative_to(folder).as_posix()
@@ -312,7 +312,7 @@ def _files(folder: Path, ends: Sequence[str], pattern: str) -> dict[str, Path]:
 
 
 def _check_sizes(image: Path, label: Path) -> None:
-    """Reads the headers only, but of those PNGs whose label has another size."""
+    """Raises UserError if the sizes differ; reads only headers, except of PNGs that seem to."""
     mine, other = header_size(image), header_size(label)
     if mine != other and other not in sizes(image):
         raise UserError(

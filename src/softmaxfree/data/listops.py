@@ -7,7 +7,7 @@ from ..errors import UserError
 from .counters import hash_counters
 
 WORDS = (*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")
-"""Of expressions; the parentheses in files tell nothing that the brackets do not."""
+"""Words of expressions; the parentheses in files are redundant."""
 
 HEADER = "Source\tTarget"
 """The first line of the benchmark's files."""
@@ -18,7 +18,7 @@ _OPERATOR = 0.25
 """Probability of an operator in place of a digit; the benchmark calls it VALUE_P."""
 
 _DRAWS = 20_000
-"""Expressions drawn until the length of one fits; in the benchmark's bounds one in 12 does."""
+"""Most attempts to draw an expression of the right length; in the benchmark one in 12 has it."""
 
 
 def _median(values: list[int]) -> int:
@@ -82,19 +82,19 @@ def generate(
 ) -> tuple[str, int]:
     """An expression and its value, a function of (seed, split, index).
 
-    Drawn as in the benchmark: a place holds an operator with probability 1/4, at the last depth
-    never, else a digit; an operator has 2 to max_args arguments; all choices are uniform. What
-    is too short or too long is drawn again. The benchmark also leaves out what was drawn before,
-    which a sample made alone cannot know of; at its lengths none is to be expected twice.
+    As in the benchmark, each place holds an operator with probability 1/4 (at the last depth never)
+    and otherwise a digit; an operator has 2 to max_args arguments; all choices are uniform, and
+    expressions of the wrong length are drawn again. The benchmark also drops duplicates, which a
+    sample generated alone cannot detect; at these lengths none are expected.
 
     Args:
-        seed: Of the data set.
+        seed: Seed of the data set.
         split: "train", "val" or "test".
-        index: Of the expression in its split.
-        min_length: Words that are too few, without parentheses.
-        max_length: Words that are too many.
-        max_depth: Of digits in the innermost list, where a digit alone has depth 1.
-        max_args: Arguments of an operator at most.
+        index: Number of the expression in its split.
+        min_length: Expressions have more words than this, without parentheses.
+        max_length: Expressions have fewer words than this.
+        max_depth: Largest depth of a digit; a digit alone has depth 1.
+        max_args: Most arguments of an operator.
     """
     if split not in SPLITS:
         raise UserError(f"ListOps has no split {split!r}: take one of {', '.join(SPLITS)}")
@@ -123,9 +123,9 @@ def read_row(row: str) -> tuple[str, int]:
 
 
 def _draw(rng: random.Random, max_length: int, max_depth: int, max_args: int) -> list[str]:
-    """Words of an expression, given up where they are max_length or more."""
+    """Words of a random expression; stops at max_length."""
     words: list[str] = []
-    missing: list[int] = []  # arguments of the open lists, from the outermost
+    missing: list[int] = []  # missing arguments of the open lists, outermost first
     while len(words) < max_length:
         if len(missing) + 1 < max_depth and rng.random() <= _OPERATOR:
             words.append(_NAMES[int(4 * rng.random())])
@@ -152,5 +152,5 @@ def _split(expression: str) -> list[str]:
 
 
 def _shown(text: str) -> str:
-    """Quoted, and not too long for a message."""
+    """Quoted and shortened for messages."""
     return repr(text if len(text) <= 60 else f"{text[:57]}...")

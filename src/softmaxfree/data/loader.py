@@ -1,4 +1,4 @@
-"""Loaders that share the data out, know their position and measure how long they are waited for."""
+"""Loaders that divide data between processes, know their position and time how long they take."""
 
 import itertools
 import logging
@@ -18,15 +18,15 @@ _log = logging.getLogger(__name__)
 
 
 class ShardedSampler(DistributedSampler[Any]):
-    """(epoch, index) for one of several processes.
+    """Pairs (epoch, index) for one of several processes.
 
-    In training the order is a function of (seed, epoch), and only whole batches count; the b-th
-    batch of all processes together is the same set of samples however many they are. In
+    In training the order is a function of (seed, epoch), and an incomplete last batch is dropped.
+    The b-th batches of all processes together hold the same samples for any number of processes. In
     evaluation every sample comes exactly once; padding (-1) makes the shares equal.
 
     Args:
         length: Number of samples.
-        whole: Samples in a batch over all processes, of which only whole ones count; 0 takes all.
+        whole: Samples of a batch over all processes; 0 in evaluation, to keep an incomplete one.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class ShardedSampler(DistributedSampler[Any]):
 
 
 def prepare_worker(worker: int) -> None:
-    """Workers take the time that training leaves, and leave signals to it.
+    """Lowers the priority of a worker, and lets it ignore signals that training handles.
 
-    A scheduler signals all processes of a job; training needs its workers to finish the step.
-    Asked a second time to end, as torch does with a worker that it cannot stop, they do.
+    A scheduler signals all processes of a job, but training needs its workers to finish the step. A
+    second SIGTERM, which torch sends to a worker that does not stop, ends the worker.
     """
     os.nice(5)
     for number in (signal.SIGINT, signal.SIGUSR1):
@@ -73,21 +73,22 @@ def prepare_worker(worker: int) -> None:
 
 
 class ResumableLoader(DataLoader[Any]):
-    """A loader that goes on in the middle of an epoch, with any number of workers.
+    """A loader that resumes in the middle of an epoch, with any number of workers.
 
-    Its position is the number of batches given out in the epoch; what those were follows from
-    seed, epoch and index, so nothing else needs to be kept.
+    Its state is one number, the batches given out in this epoch: seed, epoch and index determine
+    every batch. torchdata's StatefulDataLoader would instead store a state for each worker and bind
+    a checkpoint to their number.
 
     Args:
-        epoch: Tells which epoch it is, asked when the first batch of it is.
-        check: Refuses a batch that training cannot go on with.
-        arguments: Those of torch's DataLoader.
+        epoch: Returns the current epoch; called when the epoch's first batch is requested.
+        check: Raises UserError for a batch that training cannot use.
+        arguments: Arguments of torch's DataLoader.
     """
 
     position: int
     """Batches given out in this epoch."""
     waited: float
-    """Seconds that batches were waited for, in all."""
+    """Seconds spent waiting for batches, in total."""
     broken: dict[str, str]
     """Files that could not be read, and why."""
 
@@ -104,11 +105,11 @@ class ResumableLoader(DataLoader[Any]):
         self.waited, self.broken = 0.0, {}
 
     def __iter__(self) -> Any:
-        """Nothing starts before the first batch is asked for: only then is the epoch known."""
+        """Starts when the first batch is requested: only then is the epoch known."""
         skip, self.resume_at = self.resume_at, 0
         self.position = skip
         epoch = self.epoch()
-        self.generator.manual_seed(epoch)  # of the workers' seeds, by which streams are shuffled
+        self.generator.manual_seed(epoch)  # seeds the workers, which shuffle streams
         stream = isinstance(self.dataset, SampleStream)
         if stream:
             self.dataset.set_epoch(epoch)  # type: ignore[attr-defined]
@@ -136,7 +137,7 @@ class ResumableLoader(DataLoader[Any]):
                 _log.warning("skipped %s, which cannot be read: %s", visible(path), visible(reason))
 
     def refuse_missing(self, missing: bool) -> None:
-        """Stops training that has come to samples with nothing in place of them."""
+        """Raises UserError if a training sample and its neighbours are unreadable."""
         if self.drop_last and missing:
             raise UserError(
                 f"{len(self.broken)} samples cannot be read, among them 20 in a row "

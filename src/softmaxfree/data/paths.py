@@ -1,4 +1,4 @@
-"""Files that a user or a data set names: opened if they are files, and where they should be."""
+"""Safe access to files that a user or a data set names."""
 
 import os
 import stat
@@ -9,10 +9,10 @@ from ..errors import UserError, user_file
 
 
 def open_file(path: Path) -> IO[bytes]:
-    """A file to read from. Pipes and devices are refused: to open one may wait for ever.
+    """Opens a file for reading; rejects pipes and devices, which may block for ever.
 
     Raises:
-        OSError: As `open`, if there is none or it may not be read.
+        OSError: As `open`, for a missing or unreadable file.
     """
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode):
@@ -22,10 +22,10 @@ def open_file(path: Path) -> IO[bytes]:
 
 
 def read_file(path: Path, most_bytes: int | None = None) -> bytes:
-    """All of a file, or a `UserError`.
+    """The content of a file; raises UserError if it cannot be read.
 
     Args:
-        most_bytes: That it may have.
+        most_bytes: Largest size.
     """
     with user_file(shown(path)), open_file(path) as file:
         content = file.read(-1 if most_bytes is None else most_bytes + 1)
@@ -35,9 +35,9 @@ def read_file(path: Path, most_bytes: int | None = None) -> bytes:
 
 
 def below(folder: Path, name: str) -> Path:
-    """A file or folder that a data set names, which must be in the folder or deeper.
+    """The path that a data set names; raises UserError if it is not below the folder.
 
-    Symbolic links are followed: they are made by whoever has the folder, not by a name in a file.
+    Symbolic links are followed: the folder's owner made them, not a name in a file.
     """
     parts = PurePath(name).parts
     if not parts or PurePath(name).is_absolute() or ".." in parts or "\0" in name:
@@ -49,6 +49,6 @@ def below(folder: Path, name: str) -> Path:
 
 
 def shown(path: PurePath | str) -> str:
-    """A path for messages: bytes that are not UTF-8, and what terminals act on, as escapes."""
+    """A path for messages; bytes that are not UTF-8 and control characters are escaped."""
     text = os.fsencode(path).decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,4 +1,4 @@
-"""Samples: an image made ready for the model, with its randomness from counters."""
+"""Samples: images prepared for the model, with randomness from counters."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -15,10 +15,10 @@ from .image_files import upright_rgb
 from .sources import Source
 
 NOTHING = -1
-"""Class of a sample that is not there: padding, or an image that cannot be read."""
+"""Class of a missing sample: padding, or an unreadable image."""
 
 _TRIES = 20
-"""Neighbours tried in place of an image that cannot be read."""
+"""Neighbours tried instead of an unreadable image."""
 
 Transform = Callable[[Image.Image], Tensor]
 
@@ -27,16 +27,16 @@ class Sample(NamedTuple):
     image: Tensor
     target: Any
     number: int
-    """Of the image in its data set."""
+    """Number of the image in its data set."""
     broken: tuple[tuple[str, str], ...] = ()
-    """What could not be read on the way to it, and why."""
+    """Unreadable files that this sample replaces, with reasons."""
 
 
 class Batch(NamedTuple):
     images: Tensor
     """(B, 3, H, W)"""
     targets: Tensor
-    """(B), -1 for samples that are not there."""
+    """(B), -1 for missing samples."""
     indices: Tensor
     """(B), numbers of the images in their data set."""
     broken: tuple[tuple[str, str], ...]
@@ -51,7 +51,7 @@ def collate(samples: list[Sample]) -> Batch:
 
 
 def numbers_and_broken(samples: list[Sample]) -> tuple[Tensor, tuple[tuple[str, str], ...]]:
-    """What all batches end with: numbers (B) of the images, and what could not be read."""
+    """The last two fields of every batch: numbers (B) of the images, and unreadable files."""
     return (
         torch.tensor([sample.number for sample in samples]),
         tuple(pair for sample in samples for pair in sample.broken),
@@ -61,12 +61,12 @@ def numbers_and_broken(samples: list[Sample]) -> tuple[Tensor, tuple[tuple[str, 
 class Samples(Dataset[Sample]):
     """Samples by (epoch, index); an index of -1 is padding.
 
-    An image that cannot be read is reported in the sample. In training its neighbour takes its
-    place; in evaluation it is left out, as padding is.
+    An unreadable image is reported in the sample. In training its neighbour replaces it; in
+    evaluation it is left out like padding.
 
     Args:
-        prepare: Makes an image and its target ready for the model.
-        nothing: Image and target of a sample that is not there.
+        prepare: Prepares an image and its target for the model.
+        nothing: Image and target of a missing sample.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Samples(Dataset[Sample]):
         return self.__getitems__([key])[0]
 
     def __getitems__(self, keys: list[tuple[int, int]]) -> list[Sample]:
-        """The samples of a batch; loaders ask for them at once."""
+        """The samples of a batch, which loaders request together."""
         with generators_kept():
             return [self._sample(epoch, index) for epoch, index in keys]
 
@@ -99,7 +99,7 @@ class Samples(Dataset[Sample]):
             number = (index + attempt) % len(self.source)
             try:
                 image, target = self.source.load(number)
-            except Exception as error:  # whatever a broken file makes the decoders raise
+            except Exception as error:  # decoders raise anything on a broken file
                 reason = str(error).split("\n")[0].rstrip(".") or type(error).__name__
                 broken += ((self.source.describe(number), reason),)
                 continue
@@ -109,7 +109,7 @@ class Samples(Dataset[Sample]):
 
 
 class ImageAlone:
-    """Prepares the image and leaves its class."""
+    """Transforms the image and keeps its class."""
 
     def __init__(self, transform: Transform) -> None:
         self.transform = transform
@@ -119,7 +119,7 @@ class ImageAlone:
 
 
 class SampleStream(IterableDataset[Sample]):
-    """Samples of a data set that can only be read in order; processes and workers share it out."""
+    """Samples of a data set that is read sequentially, divided between processes and workers."""
 
     def __init__(self, dataset: IterableImageDataset, transform: Transform, seed: int) -> None:
         self.dataset, self.transform, self.seed = dataset, transform, seed

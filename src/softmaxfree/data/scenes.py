@@ -1,4 +1,4 @@
-"""Images with objects: boxes, classes and masks, and the ground truth to score them by."""
+"""Images with objects: boxes, classes and masks, and the ground truth for scoring."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
@@ -23,45 +23,45 @@ class Objects(NamedTuple):
     boxes: Tensor
     """(N, 4), x1 y1 x2 y2 in pixels."""
     labels: Tensor
-    """(N), places in the list of classes."""
+    """(N), indices into the list of classes."""
     masks: Tensor | None
-    """(N, H, W) of 0 and 1, where the data set has them."""
+    """(N, H, W) of 0 and 1, if the data set has masks."""
 
 
 class Scenes(Source):
-    """Images by number with the objects in them."""
+    """Images with objects, by number."""
 
     classes: list[str]
     category_ids: list[int]
-    """Of the classes, in the ground truth."""
+    """Ids of the classes in the ground truth."""
     image_ids: list[int]
-    """Of the images by number, in the ground truth."""
+    """Ids of the images in the ground truth, by number."""
     has_masks: bool
     skipped: dict[str, str]
-    """Annotations that are left out because they are broken, and why."""
+    """Invalid annotations, which are left out, with reasons."""
 
     def __len__(self) -> int:
         return len(self.image_ids)
 
     @abstractmethod
     def load(self, index: int) -> tuple[Image.Image, Objects]:
-        """An image in RGB and its objects; crowds are for scoring only, and not among them."""
+        """An RGB image and its objects, without crowds, which matter only for scoring."""
 
     @abstractmethod
     def is_empty(self, index: int) -> bool:
-        """Whether an image has no object to train on; the image is not opened."""
+        """Whether an image has no object to train on; does not open the image."""
 
     @abstractmethod
     def annotated(self, index: int) -> tuple[Record, list[Record]]:
-        """An image and its annotations, crowds with them, in COCO's JSON format."""
+        """An image and its annotations, including crowds, in COCO's JSON format."""
 
     def ground_truth(self) -> dict[str, list[Record]]:
-        """All images, annotations and categories, for pycocotools to score by."""
+        """All images, annotations and categories, for pycocotools."""
         images, annotations = zip(*(self.annotated(index) for index in range(len(self))))
         flat = [annotation for group in annotations for annotation in group]
         return {
             "images": list(images),
-            # Numbered from 1: pycocotools takes an annotation 0 for none.
+            # Numbered from 1: pycocotools treats annotation 0 as missing.
             "annotations": [{**annotation, "id": n} for n, annotation in enumerate(flat, 1)],
             "categories": [
                 {"id": number, "name": name}
@@ -71,7 +71,7 @@ class Scenes(Source):
 
 
 class FileScenes(Scenes):
-    """Scenes whose images are files, and whose annotations are checked when they are opened."""
+    """Scenes in image files; annotations are checked when the data set is opened."""
 
     def __init__(
         self, images: list[Record], classes: list[str], category_ids: list[int], masks: bool
@@ -90,7 +90,7 @@ class FileScenes(Scenes):
         return shown(self.path(index))
 
     def add(self, index: int, annotation: Record, described: str) -> None:
-        """Takes an annotation of an image, or notes what is wrong with it."""
+        """Adds an annotation of an image, or records why it is invalid."""
         if fault := self.find_fault(annotation, self.images[index]):
             self.skipped[described] = fault
             return
@@ -99,7 +99,7 @@ class FileScenes(Scenes):
         self.annotations[index].append(annotation)
 
     def find_fault(self, annotation: Record, image: Record) -> str:
-        """Why an annotation cannot be used; nothing where it can."""
+        """Why an annotation is invalid; empty if it is valid."""
         box = annotation.get("bbox")
         if not isinstance(box, list) or [is_number(n) for n in box] != [True] * 4:
             return "its box is not four numbers"
@@ -111,7 +111,7 @@ class FileScenes(Scenes):
         return "" if x2 > x1 and y2 > y1 else "its box has no area in the image"
 
     def read_masks(self, annotations: list[Record], image: Record) -> Tensor:
-        """(N, H, W); asked for only where there are masks."""
+        """(N, H, W); called only for data sets with masks."""
         raise AssertionError(f"{type(self).__name__} has no masks")
 
     def load(self, index: int) -> tuple[Image.Image, Objects]:
@@ -139,12 +139,12 @@ class FileScenes(Scenes):
 
 
 def is_number(value: object) -> bool:
-    """Whether what a file says is a finite number that floating-point numbers hold."""
+    """Whether a value from a file is a number of reasonable size."""
     return type(value) in (int, float) and abs(value) < 1e15  # type: ignore[arg-type]
 
 
 def clipped_box(box: list[float], image: Record) -> tuple[float, float, float, float]:
-    """x1, y1, x2, y2 inside of the image, of x, y, width, height."""
+    """A box x, y, width, height as x1, y1, x2, y2, clipped to the image."""
     x, y, width, height = box
     return max(x, 0), max(y, 0), min(x + width, image["width"]), min(y + height, image["height"])
 
@@ -152,16 +152,16 @@ def clipped_box(box: list[float], image: Record) -> tuple[float, float, float, f
 def open_scenes(
     name: str, root: str | None, split: str, classes: list[str] | None = None, masks: bool = True
 ) -> Scenes:
-    """A data set of images with objects.
+    """Opens a data set of images with objects.
 
     Args:
         name: "digit_scenes", or "coco" or "voc" for folders in their formats.
         root: Its folder, as given or below $SOFTMAXFREE_DATA.
-        split: Its part, by the name that the data set gives it.
-        classes: Its classes in the order of their labels; all that it has, where not given.
-        masks: Read the masks too, where it has them.
+        split: The data set's name of the part.
+        classes: Classes in the order of their labels; all of the data set if not given.
+        masks: Read the masks too, if there are any.
     """
-    from .coco import CocoScenes  # the data sets build on this file
+    from .coco import CocoScenes  # these modules import this one
     from .digit_scenes import DigitScenes
     from .voc import VocScenes
 

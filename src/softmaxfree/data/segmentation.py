@@ -18,14 +18,14 @@ _PADDING = (124, 116, 104)
 """The mean colour of ImageNet."""
 
 _DRAWS = 10
-"""Further crops drawn in place of one with too much of a class."""
+"""Most attempts to replace a crop that one class dominates."""
 
 
 class SegmentationBatch(NamedTuple):
     images: list[Tensor]
-    """(3, H, W) each, uint8; in training all of the size of the crops."""
+    """(3, H, W) each, uint8; in training all have the size of the crop."""
     labels: list[Tensor | None]
-    """(H, W) each, uint8, 255 for pixels that do not count; None for padding."""
+    """(H, W) each, uint8, 255 for ignored pixels; None for padding."""
     indices: Tensor
     """(B), numbers of the images in their data set."""
     broken: tuple[tuple[str, str], ...]
@@ -46,35 +46,34 @@ def collate_labelled(samples: list[Sample]) -> SegmentationBatch:
 class SegmentationData(SplitData):
     """Images with a class for every pixel.
 
-    In training images are scaled, cropped, flipped and coloured at random; in evaluation they are
-    resized, while their labels stay as they are.
+    In training, images are randomly scaled, cropped, flipped and recoloured. In evaluation, images
+    are resized and labels are not.
 
     Args:
-        name: digit_scenes (made of scikit-learn's digits, embedded), ade20k or cityscapes (the
-            official layouts), or folders (any folders of images and of labels).
+        name: digit_scenes (composed of scikit-learn's digits, embedded), ade20k or cityscapes (the
+            official layouts), or folders (any folders of images and labels).
         root: The folder of the data, as given or below $SOFTMAXFREE_DATA.
         train_split: The part to train on.
         val_split: The part that validation scores.
         test_split: The part that `test` scores; val_split if not given.
-        image_folder: For folders, that of images below root, such as images/{split}.
-        label_folder: For folders, that of labels below root: PNGs of the same names as images.
-        label_suffix: For folders, what labels have at the end of their names, such as _L.
-        classes: For folders, names of the values 0, 1, ... of labels, those to ignore left out.
-        ignore: For folders, values of pixels that do not count; 255 if not given.
+        image_folder: For folders, the images below root, such as images/{split}.
+        label_folder: For folders, the labels below root: PNGs with the names of the images.
+        label_suffix: For folders, the suffix of the labels' names, such as _L.
+        classes: For folders, names of the values 0, 1, ... of labels, without ignored values.
+        ignore: For folders, values of ignored pixels; 255 if not given.
         palette: For folders, a colour [red, green, blue] for each class; generated if not given.
         batch_size: Images a step, over all processes and all accumulated batches.
-        eval_batch_size: Images a process loads at a time to score them one by one.
+        eval_batch_size: Images a process loads at a time; they are scored one by one.
         num_workers: Processes that load images, for each process that trains.
         crop: Side of training crops, or their height and width.
-        scale: Range of the factor by which training images are scaled before that.
-        train_size: Shorter side of training images that the factor is relative to; their own if
-            not given.
+        scale: Range of the factor by which training images are scaled before cropping.
+        train_size: Shorter side of training images at a factor of 1; their own if not given.
         flip: Probability of a horizontal flip.
         photometric: Distort brightness, contrast, saturation and hue at random.
-        cat_max_ratio: A crop in which one class has more than this part of the pixels that count
-            is drawn again, up to 10 times; 1 takes all.
-        eval_size: Length of the shorter side of images to be scored; as they are if not given.
-        eval_max_size: Length of the longer side that is not exceeded then.
+        cat_max_ratio: Draw a crop again, up to 10 times, if one class has more than this fraction
+            of its labelled pixels; 1 accepts every crop.
+        eval_size: Length of the shorter side of images in evaluation; unchanged if not given.
+        eval_max_size: Largest length of the longer side then.
         seed: Order and augmentation are functions of (seed, epoch, image).
     """
 
@@ -107,7 +106,7 @@ class SegmentationData(SplitData):
         eval_max_size: int | None = None,
         seed: int = 0,
     ) -> None:
-        test_split = val_split if test_split is None else test_split  # "" is one
+        test_split = val_split if test_split is None else test_split  # "" is a split
         splits = {"train": train_split, "val": val_split, "test": test_split}
         super().__init__(splits, batch_size, eval_batch_size, num_workers, seed)
         self.dataset, self.root = name, root
@@ -137,14 +136,14 @@ class SegmentationData(SplitData):
 
 
 class Augmentation:
-    """A crop of a training image and its labels: scaled, flipped, coloured and padded to size.
+    """A random crop of a training image and its labels, scaled, flipped, recoloured and padded.
 
-    The crop is chosen in the scaled image, but cut out of the image as it is, and only that is
-    resized: what is not in the crop costs nothing, however large the scale.
+    The crop is chosen in the scaled image, but cut from the original and then resized, so that the
+    rest of the image costs nothing at any scale.
 
     Args:
         crop: Height and width.
-        others: Those of SegmentationData.
+        others: As in SegmentationData.
     """
 
     def __init__(
@@ -194,14 +193,14 @@ class Augmentation:
 
 
 class Span(NamedTuple):
-    """A part of a side of an image that is to be scaled."""
+    """A part of one side of an image, in scaled pixels."""
 
     start: int
     length: int
     scaled: int
     """The whole side, scaled."""
     side: int
-    """The whole side as it is."""
+    """The whole side, unscaled."""
 
     @classmethod
     def draw(cls, longest: int, side: int, factor: float) -> "Span":
@@ -210,25 +209,25 @@ class Span(NamedTuple):
         return cls(int(torch.randint(scaled - length + 1, ())), length, scaled, side)
 
     def nearest(self) -> Tensor:
-        """(length,), the pixels as they are in which the centres of scaled ones lie."""
+        """(length,), the original pixels that contain the centres of the scaled ones."""
         numbers = torch.arange(self.start, self.start + self.length)
         return (2 * numbers + 1) * self.side // (2 * self.scaled)
 
     def bounds(self) -> tuple[float, float]:
-        """Where it starts and ends on the side as it is."""
+        """Start and end in original pixels."""
         end = (self.start + self.length) * self.side / self.scaled
         return self.start * self.side / self.scaled, min(end, self.side)
 
 
 class Photometric(v2.RandomPhotometricDistort):
-    """Without torchvision's exchange of colour channels: the sky is not often red."""
+    """Without torchvision's permutation of colour channels: the sky is rarely red."""
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
         return {**super().make_params(flat_inputs), "channel_permutation": None}
 
 
 class Resized:
-    """An image to be scored, with its shorter side as given, and its labels as they are."""
+    """Resizes the shorter side of an image for scoring and leaves its labels unchanged."""
 
     def __init__(self, size: int | None, max_size: int | None) -> None:
         if max_size is not None and (size is None or max_size <= size):
@@ -251,6 +250,6 @@ def _resized(image: Image.Image, rows: Span, columns: Span) -> Tensor:
 
 
 def _largest_part(labels: Tensor) -> float:
-    """Of the pixels that count, the part of the most frequent class; 1 where none counts."""
+    """Fraction of the most frequent class among labelled pixels; 1 if there are none."""
     counts = torch.bincount(labels.flatten(), minlength=256)[:IGNORE]
     return float(counts.max() / counts.sum()) if counts.any() else 1.0

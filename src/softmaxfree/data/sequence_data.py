@@ -18,12 +18,12 @@ class SequenceBatch(NamedTuple):
     tokens: Tensor
     """(B, n) of int64, with 0 after the end of a sequence."""
     mask: Tensor
-    """(B, n) of bool, True for tokens that count: all but 0."""
+    """(B, n) of bool, False for padding, which is 0."""
     second_tokens: Tensor | None
-    """(B, m), the other sequences where samples are pairs."""
+    """(B, m), the second sequences of pairs."""
     second_mask: Tensor | None
     targets: Tensor
-    """(B), -1 for samples that are not there."""
+    """(B), -1 for missing samples."""
     indices: Tensor
     """(B), numbers of the samples in their data set."""
     broken: tuple[tuple[str, str], ...]
@@ -37,26 +37,26 @@ class SequenceData(SplitData):
     """The tasks of the Long Range Arena.
 
     Args:
-        name: listops (nested lists of digits, generated where no root is given), text (bytes of
-            IMDb's reviews), retrieval (bytes of pairs of papers), image (pixels of CIFAR-10 in
-            grey) or pathfinder (pixels of contours).
+        name: listops (nested lists of digits, generated if no root is given), text (bytes of IMDb's
+            reviews), retrieval (bytes of pairs of papers), image (grey pixels of CIFAR-10) or
+            pathfinder (pixels of contours).
         root: The folder of the data, as given or below $SOFTMAXFREE_DATA.
         train_split: The part to train on.
-        val_split: The part that validation scores; for text that is the test part, as in the
+        val_split: The part that validation scores; for text always the test part, as in the
             benchmark.
         test_split: The part that `test` scores.
-        max_length: Tokens of a sequence, the rest is cut off; the benchmark's if not given: 2000
-            for listops, 4000 for text and retrieval, 1024 for image and pathfinder. Generated
-            listops are not cut, but made shorter than this and longer than a quarter of it.
-        pad_to: Tokens that sequences are padded to, such as the benchmark's 2048 and 4096; the
+        max_length: Longest sequence, in tokens; longer ones are truncated. If not given, the
+            benchmark's: 2000 for listops, 4000 for text and retrieval, 1024 for image and
+            pathfinder. Generated listops are shorter than this and longer than a quarter of it.
+        pad_to: Length that sequences are padded to, such as the benchmark's 2048 and 4096; the
             longest of the batch if not given.
-        train_samples: Train on so many samples, the first of a fixed shuffle; of generated
-            listops there may be more than the benchmark's 96,000.
-        val_samples: Validate on so many samples, chosen likewise.
+        train_samples: Number of training samples, the first of a fixed shuffle; generated listops
+            may be more than the benchmark's 96,000.
+        val_samples: Number of validation samples, chosen in the same way.
         batch_size: Samples a step, over all processes and all accumulated batches.
         eval_batch_size: Samples a process scores at a time; its share of batch_size if not given.
         num_workers: Processes that load samples, for each process that trains.
-        seed: The order is a function of (seed, epoch); what is generated does not depend on it.
+        seed: The order is a function of (seed, epoch); generated samples do not depend on it.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class SequenceData(SplitData):
                 f"--data.pad_to {self.max_length} or more, or a smaller --data.max_length"
             )
         self.collate = partial(collate_sequences, pad_to=pad_to)
-        one = torch.ones(1, dtype=torch.int64)  # any token: attention needs one to look at
+        one = torch.ones(1, dtype=torch.int64)  # any token: attention needs at least one
         self.nothing = (one, one) if task.pairs else one, NOTHING
 
     def open(self, part: str) -> Source:
@@ -102,7 +102,7 @@ class SequenceData(SplitData):
 
 
 def collate_sequences(samples: list[Sample], pad_to: int | None = None) -> SequenceBatch:
-    """A batch of sequences, padded to the longest or to the length given."""
+    """Makes a batch of sequences, padded to the longest or to a given length."""
     sequences: list[Any] = [sample.image for sample in samples]
     second: tuple[Tensor | None, Tensor | None] = None, None
     if isinstance(sequences[0], tuple):

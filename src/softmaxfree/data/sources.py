@@ -1,7 +1,8 @@
-"""Labelled images by number, from whatever timm reads, and the embedded handwritten digits."""
+"""Labelled images by number: every format that timm reads, and the embedded digits."""
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,47 +17,58 @@ from .image_files import load_image, upright_rgb
 from .paths import shown
 
 HELD_OUT = 5
-"""Every so many of the digits are held out."""
+"""Hold out every fifth digit."""
 
 _TRAIN = ("train", "training")
 _EVALUATION = ("val", "valid", "validation", "eval", "evaluation", "test")
 
 
 class Source(ABC):
-    """Labelled images by number; loading one may fail, which is for the caller to handle."""
+    """Labelled samples by number; loading one may raise, which the caller handles."""
 
     classes: list[str] | None = None
-    """Names of the classes by number, where the data set tells them."""
+    """Names of the classes by number, if the data set has them."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def load(self, index: int) -> tuple[Image.Image, Any]:
-        """An image in RGB and what is known of it: its class, -1 where it has none."""
+    def load(self, index: int) -> tuple[Any, Any]:
+        """An input, such as an RGB image, and its target, such as a class (-1 if it has none)."""
 
     @abstractmethod
     def describe(self, index: int) -> str:
-        """The file of an image, or its number, for messages."""
+        """The file or number of a sample, for messages."""
 
 
-class Cached(Source):
-    """Keeps the images of another source in memory, decoded, once they have been loaded."""
+class View(Source):
+    """Samples of another source by their numbers in it; all of them if no numbers are given."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, numbers: Sequence[int] | None = None) -> None:
         self.source, self.classes = source, source.classes
-        self.loaded: dict[int, tuple[Image.Image, Any]] = {}
+        self.numbers = range(len(source)) if numbers is None else numbers
 
     def __len__(self) -> int:
-        return len(self.source)
+        return len(self.numbers)
 
-    def load(self, index: int) -> tuple[Image.Image, Any]:
-        if index not in self.loaded:
-            self.loaded[index] = self.source.load(index)
-        return self.loaded[index]
+    def load(self, index: int) -> tuple[Any, Any]:
+        return self.source.load(self.numbers[index])
 
     def describe(self, index: int) -> str:
-        return self.source.describe(index)
+        return self.source.describe(self.numbers[index])
+
+
+class Cached(View):
+    """Caches the decoded images of another source in memory."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(source)
+        self.loaded: dict[int, tuple[Any, Any]] = {}
+
+    def load(self, index: int) -> tuple[Any, Any]:
+        if index not in self.loaded:
+            self.loaded[index] = super().load(index)
+        return self.loaded[index]
 
 
 class Digits(Source):
@@ -69,7 +81,7 @@ class Digits(Source):
         self.images = (digits.images * (255 / 16)).astype("uint8")
         self.targets = digits.target
         held_out = split in _EVALUATION
-        # A fixed shuffle: neighbours in the file were written by one person.
+        # A fixed shuffle, because neighbours in the file were written by the same person
         order = torch.randperm(len(self.images), generator=torch.Generator().manual_seed(0))
         self.numbers = [n for i, n in enumerate(order.tolist()) if (i % HELD_OUT == 0) == held_out]
         self.classes = [str(digit) for digit in range(10)]
@@ -86,7 +98,7 @@ class Digits(Source):
 
 
 class TimmImages(Source):
-    """A data set that timm reads by number: image folders, a tar file, Hugging Face's tables."""
+    """A data set that timm reads by number: image folders, a tar file, Hugging Face tables."""
 
     def __init__(self, dataset: ImageDataset) -> None:
         self.dataset, self.reader = dataset, dataset.reader
@@ -97,7 +109,7 @@ class TimmImages(Source):
         return len(self.reader)
 
     def load(self, index: int) -> tuple[Image.Image, int]:
-        # timm's own loading replaces broken files silently, and waits for pipes.
+        # Not timm's own loading, which replaces broken files silently and blocks on pipes.
         if isinstance(self.reader, ReaderImageFolder):
             path, target = self.reader.samples[index]
             image = load_image(Path(path))
@@ -115,7 +127,7 @@ class TimmImages(Source):
 
 
 class TorchvisionImages(Source):
-    """A data set of torchvision: pairs of an image and its class."""
+    """A torchvision data set: pairs of an image and its class."""
 
     def __init__(self, dataset: Any, name: str) -> None:
         self.dataset, self.name = dataset, name
@@ -137,15 +149,15 @@ class TorchvisionImages(Source):
 def open_source(
     name: str, root: str | None, split: str, download: bool = False, **stream: Any
 ) -> Source | IterableImageDataset:
-    """A data set by timm's name for it, or `digits`; data that can only be read in order as such.
+    """Opens a data set by timm's name for it, or `digits`; a stream if it is read sequentially.
 
     Args:
         name: "digits", or as for timm.data.create_dataset: "" for image folders, "torch/cifar10",
             "hfds/NAME", "wds/", "tfds/NAME", ...
         root: Its folder, as given or below $SOFTMAXFREE_DATA.
         split: Its part: the folder or name of the training or evaluation images.
-        download: Let torchvision or TFDS fetch it.
-        stream: What data read in order need: is_training, batch_size, seed.
+        download: Let torchvision or TFDS download it.
+        stream: Arguments of sequential data: is_training, batch_size, seed.
     """
     if name == "digits":
         _check_split(name, split, [*_TRAIN, *_EVALUATION])
@@ -202,7 +214,7 @@ def _create(name: str, root: str | None, split: str, download: bool, stream: dic
 
 
 def _folder_of_split(root: Path, split: str) -> str:
-    """root/split, or the folder of another usual name for the split; root itself for no split."""
+    """root/split, or the folder with a synonym of the split; root itself for no split."""
     if not split:
         return str(root)
     names = next((group for group in (_TRAIN, _EVALUATION) if split in group), ())

@@ -1,4 +1,4 @@
-"""timm's transforms: what Pillow refuses put right, last steps in one, a crop for small images."""
+"""timm's transforms, with fused normalisation, a crop for small images and a fix for Pillow 12."""
 
 from typing import Any
 
@@ -13,15 +13,15 @@ from torchvision.transforms import Compose, Normalize, Resize
 
 
 def evaluation_transform(size: int, **arguments: Any) -> Compose:
-    """timm's transform of an image to be scored: PIL image -> (3, size, size)."""
+    """timm's evaluation transform: PIL image -> (3, size, size)."""
     return Compose(_fuse(create_transform(size, **arguments).transforms))
 
 
 def training_transform(size: int, **arguments: Any) -> Compose:
-    """timm's transform of a training image: PIL image -> (3, size, size).
+    """timm's training transform: PIL image -> (3, size, size).
 
-    train_crop_mode="pad" is not timm's: the image is mirrored by an eighth on all sides and
-    cropped to size at random, so that nothing is resampled.
+    train_crop_mode="pad" is not timm's: it mirrors the image by an eighth on all sides and crops it
+    randomly to size, without resampling.
     """
     padded = arguments.get("train_crop_mode") == "pad"
     if padded:
@@ -39,9 +39,9 @@ def training_transform(size: int, **arguments: Any) -> Compose:
 
 
 class MirroredCrop:
-    """A random crop of a PIL image whose margins, an eighth of the size, mirror it, and a flip.
+    """A random crop of a PIL image with mirrored margins (an eighth of the size), and a flip.
 
-    One gather does all of it; torchvision's padding by reflection takes ten times as long.
+    It is one gather; torchvision's padding by reflection takes ten times as long.
     """
 
     def __init__(self, size: int, hflip: float) -> None:
@@ -55,14 +55,14 @@ class MirroredCrop:
         return Image.fromarray(pixels[rows[:, None], columns])
 
     def _places(self, side: int) -> np.ndarray:
-        """(size,), what of a side the crop shows."""
+        """(size,), the pixels of a side that the crop shows."""
         first = int(torch.randint(side - self.size + 2 * self.margin + 1, ())) - self.margin
         places = np.abs(np.arange(first, first + self.size))
         return side - 1 - np.abs(side - 1 - places)
 
 
 class ToNormalised:
-    """A PIL image in RGB as a tensor (3, H, W), normalised, in one step."""
+    """Converts an RGB PIL image to a normalised tensor (3, H, W) in one step."""
 
     def __init__(self, mean: Tensor, std: Tensor) -> None:
         self.scale = (1 / (255 * std)).view(3, 1, 1)
@@ -76,7 +76,7 @@ class ToNormalised:
 
 
 def _fuse(parts: list[Any]) -> list[Any]:
-    """Conversion to a tensor and normalisation as one."""
+    """Fuses conversion to a tensor and normalisation."""
     fused: list[Any] = []
     for part in parts:
         if isinstance(part, Normalize) and fused and isinstance(fused[-1], MaybeToTensor):
@@ -87,5 +87,5 @@ def _fuse(parts: list[Any]) -> list[Any]:
 
 
 def _posterize(image: Any, bits: int, **_: Any) -> Any:
-    """At the highest magnitudes timm asks for 0 bits, which Pillow 12 and later refuse."""
+    """At the highest magnitude timm asks for 0 bits, which Pillow 12 rejects."""
     return posterize(image, max(bits, 1))

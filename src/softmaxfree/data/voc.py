@@ -1,4 +1,4 @@
-"""Images with boxes in the format of PASCAL VOC: a file of XML for each image."""
+"""Images with boxes in PASCAL VOC's format: one XML file for each image."""
 
 import os
 import re
@@ -12,11 +12,11 @@ from .scenes import FileScenes, Record, clipped_box, is_number, listed
 _SPLITS = Path("ImageSets") / "Main"
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
 _MOST_BYTES = 100 * 2**20
-"""Of an image's XML."""
+"""Largest XML file."""
 
 
 class VocScenes(FileScenes):
-    """Annotations, JPEGImages and ImageSets/Main/SPLIT.txt, in a folder or up to two below it."""
+    """Reads Annotations, JPEGImages and ImageSets/Main/SPLIT.txt, up to two folders below root."""
 
     def __init__(self, root: str, split: str, classes: list[str] | None = None) -> None:
         self.folder = _find_folder(Path(root))
@@ -39,7 +39,7 @@ class VocScenes(FileScenes):
         return self.folder / "JPEGImages" / self.images[index]["file_name"]
 
     def _names_in_all_files(self, trees: dict[str, ElementTree.Element]) -> set[str]:
-        """Names of the classes, in other splits too, so that all splits have the same."""
+        """Names of the classes in all splits, so that every split has the same."""
         others = (
             _parse(path)
             for path in (self.folder / "Annotations").glob("*.xml")
@@ -66,10 +66,10 @@ class VocScenes(FileScenes):
         try:
             x1, y1, x2, y2 = (float(_text(element, f"bndbox/{side}")) for side in _SIDES)
         except ValueError:
-            return record  # without a box
+            return record  # without a box, which is reported
         if not all(map(is_number, (x1, y1, x2, y2))):
             return record
-        # Pixels are counted from 1, and the last one is in the box.
+        # VOC counts pixels from 1 and includes the last one.
         x1, y1, x2, y2 = clipped_box([x1 - 1, y1 - 1, x2 - x1 + 1, y2 - y1 + 1], self.images[index])
         return {**record, "bbox": [x1, y1, x2 - x1, y2 - y1]}
 
@@ -93,7 +93,7 @@ def _read_split(folder: Path, split: str) -> list[str]:
     if not path.is_file():
         found = sorted(other.stem for other in path.parent.glob("*.txt"))
         raise UserError(f"{folder} has no split {split!r}: it has {listed(found) or 'none'}")
-    lines = os.fsdecode(read_file(path)).splitlines()  # as names of files are read
+    lines = os.fsdecode(read_file(path)).splitlines()  # as file names are decoded
     names = [line.split()[0] for line in lines if line.strip()]
     if not names:
         raise UserError(f"{path} has no images: it takes the name of one in each line")
@@ -106,7 +106,7 @@ def _parse(path: Path) -> ElementTree.Element:
     text = read_file(path, _MOST_BYTES)
     try:
         return ElementTree.fromstring(text)
-    except (ElementTree.ParseError, ValueError, LookupError) as error:  # encodings not known
+    except (ElementTree.ParseError, ValueError, LookupError) as error:  # unknown encodings
         raise UserError(f"{shown(path)} cannot be read as XML: {error}") from error
 
 
