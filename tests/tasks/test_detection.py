@@ -236,7 +236,7 @@ def test_frozen_batch_normalisation_stays() -> None:
     ("model", "data", "message"),
     [
         ({"detector": "mask_rcnn", "num_classes": 3}, {"name": "voc", "root": "bccd"},
-         "the detector learns masks, and voc has none: give --model.detector retinanet"),
+         "the detector learns masks, but voc has none: give --model.detector retinanet"),
         ({"num_classes": 4}, {}, "the data has 10 classes in its train split"),
         ({}, {"name": "yolo"}, "there is no data set of scenes 'yolo'"),
     ],

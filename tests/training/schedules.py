@@ -49,7 +49,7 @@ class Points(Source):
 
 class PointData(Data):
     def __init__(self, batches: int, workers: int) -> None:
-        super().__init__(batch_size=4, eval_batch_size=4, num_workers=workers, seed=3)
+        super().__init__({}, batch_size=4, eval_batch_size=4, num_workers=workers, seed=3)
         self.sources = {"train": Points(4 * batches, seed=1), "val": Points(12, seed=2)}
 
     def samples(self, part: str, prepare: Callable[[Any, Any], Any]) -> dict[str, Any]:

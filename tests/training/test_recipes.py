@@ -101,7 +101,7 @@ def cli(tmp_path_factory: pytest.TempPathFactory) -> TrainingCLI:
 
 def parse(cli: TrainingCLI, names: list[str], changes: list[str] | None = None) -> Any:
     words = [f"--config={RECIPES / name}.yaml" for name in names]
-    return cli.parser.parse_args(["fit", *words, *(changes or [])]).fit
+    return cli.parser.parse_args([*words, *(changes or [])])
 
 
 def build(config: Any) -> torch.nn.Module:
@@ -250,10 +250,10 @@ def test_sharded_training_is_a_configuration(cli: TrainingCLI) -> None:
     from lightning.pytorch.strategies import FSDPStrategy
 
     words = [f"--config={RECIPES / name}.yaml" for name in ("imagenet/paper", "fsdp")]
-    config = cli.parser.parse_args(["fit", *words, "--model.backbone=softpp_large"])
+    config = cli.parser.parse_args([*words, "--model.backbone=softpp_large"])
     assert config.model.init_args.ema is None
     assert config.model.init_args.backbone == "softpp_large"
-    strategy = cli.parser.instantiate(config).fit.trainer.strategy
+    strategy = cli.parser.instantiate(config).trainer.strategy
     assert isinstance(strategy, FSDPStrategy)
     assert strategy.sharding_strategy.name == "FULL_SHARD"
 

@@ -27,7 +27,7 @@ class Classifier:
 
     Args:
         checkpoint: A run's checkpoint.
-        size: Side to resize images to; as in training if not given.
+        size: Side of images in pixels; as in training if not given.
     """
 
     def __init__(self, checkpoint: dict[str, Any], size: int | None = None) -> None:
@@ -123,7 +123,7 @@ def predict(arguments: list[str]) -> None:
     parser.add_argument("--top", type=int | None, help="Number of classes to show; 5.")
     parser.add_argument("--threshold", type=float | None, help="Lowest score of an object; 0.5.")
     parser.add_argument(
-        "--size", type=int | None, help="Side to resize images to; as in training if not given."
+        "--size", type=int | None, help="Side of images in pixels; as in training if not given."
     )
     parser.add_argument(
         "--out", type=Path | None, help="Folder for pictures of the objects; predictions."

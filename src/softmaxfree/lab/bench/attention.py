@@ -111,10 +111,10 @@ def bench_attention(
             use (4 minutes); demo: softmax and SOFT++ from 784 to 50,176 tokens (1 minute);
             linear: SOFT++ from 3,136 to a million tokens (2 minutes).
         threads: Threads to compute with; ratios are most reliable with 1.
-        out: Folder to write the results to.
+        out: Folder for the results.
         contestants: Names of attentions, such as [softpp,performer]; the preset's if not given.
         modules: Python modules to import first, which register attentions of your own.
-        device: Where to compute.
+        device: Device to compute on.
         dtype: Type of tokens and weights.
         against: A .json file of an earlier run to compare with.
     """

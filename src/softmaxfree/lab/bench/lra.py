@@ -77,7 +77,7 @@ def bench_lra(
         workers: Runs at a time.
         threads: Threads to compute with, in each run.
         runs: Folder of the runs.
-        out: Folder to write the results to.
+        out: Folder for the results.
         modules: Python modules to import first, which register attentions of your own.
         fit: Further arguments of `softmaxfree fit` for all runs, such as
             ["--model.options.num_landmarks=128"].

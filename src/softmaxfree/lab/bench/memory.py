@@ -33,10 +33,10 @@ def bench_memory(
 
     Args:
         threads: Threads to compute with; ratios are most reliable with 1.
-        out: Folder to write the results to.
+        out: Folder for the results.
         contestants: Names of attentions, such as [softpp,performer]; all if not given.
         modules: Python modules to import first, which register attentions of your own.
-        device: Where to compute.
+        device: Device to compute on.
         dtype: Type of tokens and weights.
         against: A .json file of an earlier run to compare with.
     """

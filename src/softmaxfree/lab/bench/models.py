@@ -192,9 +192,9 @@ def bench_models(
             convolution, and the paper's ablations (10 minutes); peers: models of timm of the same
             cost at 224, 512 and 1024 pixels (10 minutes).
         threads: Threads to compute with; ratios are most reliable with 1.
-        out: Folder to write the results to.
+        out: Folder for the results.
         modules: Python modules to import first, which register attentions of your own.
-        device: Where to compute.
+        device: Device to compute on.
         against: A .json file of an earlier run to compare with.
     """
     earlier = start(threads, device, modules, against)

@@ -255,7 +255,7 @@ def bench_segmentation(threads: int = 1, out: Path = Path("results")) -> Row:
 
     Args:
         threads: Threads to compute with; ratios are most reliable with 1.
-        out: Folder to write the results to.
+        out: Folder for the results.
     """
     start(threads)
     counted = figures()

@@ -73,7 +73,7 @@ def bench_sequences(threads: int = 1, out: Path = Path("results"), modules: Name
 
     Args:
         threads: Threads to compute with; ratios are most reliable with 1.
-        out: Folder to write the results to.
+        out: Folder for the results.
         modules: Python modules to import first, which register attentions of your own.
     """
     from ..pictures import draw_attention  # needs matplotlib: fails before the work, not after

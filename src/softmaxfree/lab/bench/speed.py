@@ -87,7 +87,7 @@ def bench_speed(out: Path = Path("results")) -> Row:
     targets and verdicts and writes it as JSON, CSV and Markdown.
 
     Args:
-        out: Folder to write the results to.
+        out: Folder for the results.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)

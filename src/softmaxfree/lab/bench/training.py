@@ -78,7 +78,7 @@ def bench_training(
             follow from multiply-adds and an assumed speed of the GPUs, which is printed with
             them. Nothing is trained.
         threads: Threads to compute with; ratios are most reliable with 1.
-        out: Folder to write the results to.
+        out: Folder for the results.
         modules: Python modules to import first, which register attentions of your own.
         against: A .json file of an earlier run to compare with; measured steps only.
     """

@@ -56,7 +56,7 @@ def draw_memory(results: Path = Path("results"), out: Path = Path("figures")) ->
 
     Args:
         results: Folder with the results of `bench memory` and `models`.
-        out: Folder to write memory.png, memory.svg and memory.csv to.
+        out: Folder for memory.png, memory.svg and memory.csv.
     """
     memory = _read(results, "memory", "training_bytes", "titles", "exponents")
     models = _read(results, "models", "parameters")
@@ -82,7 +82,7 @@ def draw_throughput(results: Path = Path("results"), out: Path = Path("figures")
 
     Args:
         results: Folder with the results of `bench attention --preset paper` and `bench models`.
-        out: Folder to write throughput.png, throughput.svg and throughput.csv to.
+        out: Folder for throughput.png, throughput.svg and throughput.csv.
     """
     attention = _read(results, "attention-paper", "forward_s", "titles", "exponents")
     peers = _read(results, "models-peers", "inference_s")

@@ -78,11 +78,11 @@ def draw_heatmap(
     Args:
         checkpoints: Checkpoints of runs, such as [a/last.ckpt,b/last.ckpt]; default: digit models
             that come with the package.
-        images: Files of images, a figure for each; default: a handwritten digit.
+        images: Image files, a figure for each; default: a handwritten digit.
         place: Place of the patch, from [0,0] at the upper left to [1,1], the height first.
         layer: Layer to look at: a number in the order in which layers run, or a name.
         size: Side of images in pixels; default: as in training.
-        out: Folder to write heatmap-IMAGE.png, .svg and .csv to.
+        out: Folder for heatmap-IMAGE.png, .svg and .csv.
         modules: Python modules to import first, which register attentions of your own.
     """
     import_modules(modules)

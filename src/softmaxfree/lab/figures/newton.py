@@ -125,9 +125,9 @@ def draw_newton(
     Args:
         checkpoint: Checkpoint of a run that trained a classifier with SOFT or SOFT++; default: the
             SOFT++ model that comes with the package.
-        images: Files of images, such as [cat.jpg,dog.jpg]; default: 20 handwritten digits.
+        images: Image files, such as [cat.jpg,dog.jpg]; default: 20 handwritten digits.
         size: Side of images in pixels; default: as in training.
-        out: Folder to write newton.png, newton.svg and newton.csv to.
+        out: Folder for newton.png, newton.svg and newton.csv.
         modules: Python modules to import first, which register attentions of your own.
     """
     import_modules(modules)

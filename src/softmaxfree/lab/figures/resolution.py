@@ -95,7 +95,7 @@ def draw_resolution(
         sizes: Sides of images in pixels; default: half of to four times the training size.
         root: Folder with a folder of images for each class; default: the held-out digits.
         split: Part of it to test on.
-        out: Folder to write resolution.png, resolution.svg and resolution.csv to.
+        out: Folder for resolution.png, resolution.svg and resolution.csv.
         modules: Python modules to import first, which register attentions of your own.
     """
     import_modules(modules)

@@ -146,9 +146,9 @@ def draw_spectrum(
     Args:
         checkpoint: Checkpoint of a run that trained a classifier with SOFT or SOFT++; default: the
             SOFT++ model that comes with the package.
-        images: Files of images, such as [cat.jpg,dog.jpg]; default: 4 handwritten digits.
+        images: Image files, such as [cat.jpg,dog.jpg]; default: 4 handwritten digits.
         layer: Layer to look at: a number in the order in which layers run, or a name.
-        out: Folder to write spectrum.png, spectrum.svg and spectrum.csv to.
+        out: Folder for spectrum.png, spectrum.svg and spectrum.csv.
         modules: Python modules to import first, which register attentions of your own.
     """
     import_modules(modules)

@@ -48,7 +48,7 @@ def reproduce(arguments: list[str]) -> None:
         "--out",
         type=Path,
         default=Path("results/reproduction"),
-        help="Folder to write the results to.",
+        help="Folder for the results.",
     )
     parser.add_argument(
         "--page", type=Path | None, help="File to write the page of all results to, as Markdown."
