@@ -16,7 +16,7 @@ from ..errors import UserError
 from ..figures.newton import METHODS, residual
 from ..layers.attention import SoftmaxFreeAttention
 from ..layers.samplers import AvgSampler, RandomSampler
-from ..ops.inverse import INVERSES, add_ridge, check_inverse
+from ..ops.inverse import INVERSES, add_ridge, check_inverse, eigenvalues
 from .looks import Kept, Look, distinct_bytes
 
 MOST_WEIGHTS = 200_000_000
@@ -219,7 +219,7 @@ def strengths(rows: Rows, look: Look) -> list[float]:
             if not product.isfinite().all():
                 found.append(math.inf)
                 continue
-            found.append(torch.linalg.eigvalsh(product).abs().amax(-1).mean().item())
+            found.append(eigenvalues(product).abs().amax(-1).mean().item())
     return found
 
 

@@ -19,7 +19,7 @@ from ..bench.pictures import COLORS
 from ..bench.results import table
 from ..errors import UserError
 from ..layers.attention import SoftmaxFreeAttention
-from ..ops.inverse import INVERSES
+from ..ops.inverse import INVERSES, eigenvalues
 from ..ops.kernel import kernel_matrix
 from .drawing import panels, save
 from .subject import Subject, given_images, subjects
@@ -87,9 +87,9 @@ def _bottleneck_tokens(record: AttentionRecord) -> Tensor:
 def points(name: str, matrices: Iterable[Tensor]) -> Iterator[Point]:
     """Of an image's bottleneck matrices (heads, m, m), of several m."""
     for a in matrices:
-        eigenvalues = torch.linalg.eigvalsh(a)  # (heads, m)
-        lost = torch.finfo(a.dtype).eps * a.shape[-1] * eigenvalues[:, -1]
-        full_rank = (eigenvalues[:, 0] > lost).tolist()
+        values = eigenvalues(a)  # (heads, m)
+        lost = torch.finfo(a.dtype).eps * a.shape[-1] * values[:, -1]
+        full_rank = (values[:, 0] > lost).tolist()
         root = a.sum(-1).rsqrt()
         for inverse in ("exact", "newton"):
             x = INVERSES[inverse](a, STEPS, 0.0)
@@ -130,7 +130,7 @@ def run(ckpt: Path | None, images: Sequence[Path] | None, layer: int | str, out:
     shown: dict[str, Tensor] = {}
     for name, image in tqdm(given.items(), "spectrum", leave=False):
         matrices = {side: bottleneck_matrix(subject, image, layer, side) for side in SIDES}
-        shown[name] = torch.linalg.eigvalsh(matrices[SHOWN]).flip(-1)
+        shown[name] = eigenvalues(matrices[SHOWN]).flip(-1)
         found += points(name, matrices.values())
     figure, (axes,) = panels(3, width=4.3, height=4.2)
     _draw_eigenvalues(axes[0], shown)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from ..errors import UserError
 from . import native
@@ -23,6 +24,9 @@ _MOST_LANDMARKS = 2**16
 """An exported graph is for all sizes up to this."""
 
 _LARGEST_RIDGE = 1e30
+_MOST_STEPS = 1000
+_STEADY_STEPS = 20
+"""Newton steps in which rounding cannot have grown to the size of the inverse."""
 
 Ridge = float | Tensor
 """For all matrices, or (..., 1), one for each."""
@@ -89,10 +93,14 @@ def check_inverse(method: str, iters: int, ridge: float | None) -> float:
     """Refuses what no inverse can be computed with; returns the ridge that None stands for."""
     if method not in INVERSES:
         raise UserError(f"unknown method {method!r}; choose one of {', '.join(INVERSES)}")
-    if iters < 1:
-        raise UserError(f"iters must be at least 1, got {iters}")
+    if not 1 <= iters <= _MOST_STEPS:
+        raise UserError(f"iters must be from 1 to {_MOST_STEPS}, got {iters}")
     if ridge is None:
         return 0.01 if method in ("auto", "rescaled", "damped") else 0.0
+    try:
+        ridge = float(ridge)
+    except OverflowError:  # a whole number beyond all floats
+        ridge = math.inf
     if not (math.isfinite(ridge) and ridge >= 0):
         raise UserError(f"ridge must be a finite number, 0 or more, got {ridge}")
     if ridge > _LARGEST_RIDGE:
@@ -101,7 +109,7 @@ def check_inverse(method: str, iters: int, ridge: float | None) -> float:
         raise UserError(
             f"method {method!r} needs a ridge above 0; use 'newton' or 'exact' for none"
         )
-    return float(ridge)
+    return ridge
 
 
 def kernel_inverse(a: Tensor, method: str, iters: int, ridge: float) -> Tensor:
@@ -171,15 +179,20 @@ def _on_cpu(a: Tensor) -> bool:
 
 def cholesky(a: Tensor, iters: int, ridge: Ridge) -> Tensor:
     compiled = _compiled(a, ridge)
-    if compiled is not None:
+    if compiled is not None and compiled.isfinite().all():
         return compiled
     a = add_ridge(a, ridge)
     factor, failed = torch.linalg.cholesky_ex(a)
-    if is_readable(failed) and not failed.any():
-        return torch.cholesky_inverse(factor)
+    smallest = factor.diagonal(dim1=-2, dim2=-1).amin(-1)
+    singular = (failed > 0) | (smallest < tiny(a.dtype))
+    if is_readable(singular) and not singular.any():
+        inverse = torch.cholesky_inverse(factor)
+        singular = ~inverse.flatten(-2).isfinite().all(-1)
+        if not singular.any():
+            return inverse
     # A matrix that is singular to working precision gets as much ridge as rounding asks for.
     rounding = torch.finfo(a.dtype).eps * a.shape[-1] * _row_sums(a)
-    more = rounding[..., 0] * (failed > 0).unsqueeze(-1)
+    more = rounding[..., 0] * singular.unsqueeze(-1)
     return _cholesky_of_definite(a, iters, more)
 
 
@@ -267,21 +280,59 @@ def exact(a: Tensor, iters: int, ridge: Ridge) -> Tensor:
     largest = values.abs().amax(-1, keepdim=True)
     zero = values <= torch.finfo(a.dtype).eps * a.shape[-1] * largest
     values = torch.where(zero, 0, values) + ridge
-    inverse = torch.where(values > 0, 1 / values, 0)
+    least = 4 * torch.finfo(a.dtype).smallest_normal  # what has an inverse within the type's range
+    inverse = torch.where(values > 0, 1 / values.clamp(min=least), 0)
     return (vectors * inverse.unsqueeze(-2)) @ vectors.mT
 
 
+def eigenvalues(a: Tensor) -> Tensor:
+    """Of symmetric matrices (..., m, m), in ascending order: (..., m). NaN of one not finite."""
+    a, finite = _finite_or_zero(a)
+    try:
+        values = torch.linalg.eigvalsh(a)
+    except LinAlgError:
+        values = _eigh_by_svd(a)[0].sort(-1).values
+    return torch.where(finite.squeeze(-1), values, torch.nan)
+
+
 def _eigh(a: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and vectors; those of a matrix with NaN or infinity are NaN."""
-    finite = a.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
-    values, vectors = torch.linalg.eigh(torch.where(finite, a, 0))
+    """Eigenvalues, in any order, and vectors; those of a matrix with NaN or infinity are NaN."""
+    a, finite = _finite_or_zero(a)
+    try:
+        values, vectors = torch.linalg.eigh(a)
+    except LinAlgError:
+        values, vectors = _eigh_by_svd(a)
     return torch.where(finite.squeeze(-1), values, torch.nan), vectors
+
+
+def _finite_or_zero(a: Tensor) -> tuple[Tensor, Tensor]:
+    """Matrices with 0 in place of those that are not finite, and which are: (..., 1, 1)."""
+    finite = a.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
+    return torch.where(finite, a, 0), finite
+
+
+def _eigh_by_svd(a: Tensor) -> tuple[Tensor, Tensor]:
+    """Where LAPACK's eigenvalues do not converge, as for some matrices in float32 whose entries are
+    30 orders of magnitude apart. Singular values are found by another algorithm."""
+    try:
+        left, values, right = torch.linalg.svd(a)
+    except LinAlgError as error:
+        raise UserError(
+            f"the eigenvalues of a matrix were not found ({str(error).rstrip('.')}): choose an "
+            "inverse that needs none, such as 'auto'"
+        ) from error
+    return values * (left * right.mT).sum(-2).sign(), left
 
 
 def _iterate(a: Tensor, alpha: Tensor, iters: int) -> Tensor:
     z = alpha * a
-    for _ in range(iters):
-        z = _newton_step(a, z)
+    # A Z beyond this is the inverse of rounding errors. With more steps it would overflow.
+    most = 1 / (torch.finfo(a.dtype).eps * _row_sums(a))
+    for step in range(iters):
+        following = _newton_step(a, z)
+        if step >= _STEADY_STEPS:
+            following = torch.where(_row_sums(following) <= most, following, z)
+        z = following
     return z
 
 
