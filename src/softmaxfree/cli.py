@@ -717,6 +717,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _run(arguments: list[str]) -> None:
+    _check_encoding(arguments)
     if arguments and arguments[0] in PARSERS:
         PARSERS[arguments[0]](arguments)
         return
@@ -727,6 +728,17 @@ def _run(arguments: list[str]) -> None:
         description="Softmax-free linear transformers: SOFT and SOFT++. "
         "Add --traceback to any command to see where an error comes from.",
     )
+
+
+def _check_encoding(arguments: list[str]) -> None:
+    """Refuses words that are not UTF-8, which values of options must be; images to predict not."""
+    for before, word in zip(["", *arguments], arguments):
+        image = arguments[0] == "predict" and not before.startswith("--") and word[:2] != "--"
+        if not image and any("\ud800" <= letter <= "\udfff" for letter in word):
+            raise UserError(
+                f"{word} is not in UTF-8, which the arguments of this command must be: rename the "
+                "file, or make a link to it with another name"
+            )
 
 
 def _reader_has_left() -> bool:

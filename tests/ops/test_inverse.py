@@ -199,6 +199,8 @@ def test_matrices_on_which_lapack_gives_up_are_inverted() -> None:
     a = graded(10, 22, seed=64) * 2.0**-50
     inverse = pinv(a, "exact", ridge=1.0)
     assert torch.allclose(inverse, torch.eye(10), atol=1e-6)
+    # Of this one they are NaN, without a word.
+    assert pinv(graded(20, 20, seed=42) * 1e-41, "exact").isfinite().all()
 
 
 def test_where_no_eigenvalues_are_found_singular_values_are(

@@ -79,8 +79,7 @@ class ImageData(Data):
     ) -> None:
         super().__init__(batch_size, eval_batch_size, num_workers, seed)
         check_size(size, "--data.size")
-        for side in eval_sizes or []:
-            check_size(side, "--data.eval_sizes")
+        check_size(eval_sizes, "--data.eval_sizes")
         self.dataset, self.root, self.download = name, root, download
         self.train_split, self.val_split = train_split, val_split
         self.test_split = test_split or val_split

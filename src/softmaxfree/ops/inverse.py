@@ -288,21 +288,27 @@ def exact(a: Tensor, iters: int, ridge: Ridge) -> Tensor:
 def eigenvalues(a: Tensor) -> Tensor:
     """Of symmetric matrices (..., m, m), in ascending order: (..., m). NaN of one not finite."""
     a, finite = _finite_or_zero(a)
-    try:
-        values = torch.linalg.eigvalsh(a)
-    except LinAlgError:
-        values = _eigh_by_svd(a)[0].sort(-1).values
+    found = _found(torch.linalg.eigvalsh, a)
+    values = _eigh_by_svd(a)[0].sort(-1).values if found is None else found
     return torch.where(finite.squeeze(-1), values, torch.nan)
 
 
 def _eigh(a: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues, in any order, and vectors; those of a matrix with NaN or infinity are NaN."""
     a, finite = _finite_or_zero(a)
-    try:
-        values, vectors = torch.linalg.eigh(a)
-    except LinAlgError:
-        values, vectors = _eigh_by_svd(a)
+    values, vectors = _found(torch.linalg.eigh, a) or _eigh_by_svd(a)
     return torch.where(finite.squeeze(-1), values, torch.nan), vectors
+
+
+def _found(decompose: Callable[[Tensor], Any], a: Tensor) -> Any:
+    """What LAPACK finds; None where it does not converge, and says so or gives NaN."""
+    try:
+        found = decompose(a)
+    except LinAlgError:
+        return None
+    parts = (found,) if isinstance(found, Tensor) else found
+    sound = not is_readable(a) or all(part.isfinite().all() for part in parts)
+    return found if sound else None
 
 
 def _finite_or_zero(a: Tensor) -> tuple[Tensor, Tensor]:
