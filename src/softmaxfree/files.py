@@ -50,11 +50,11 @@ def write_picture(path: Path, picture: Any) -> None:
 def append(path: Path, line: bytes) -> None:
     """Adds a line to a file, after the end of one that was torn by a kill.
 
-    A symbolic link is replaced by a file, as in `atomic_file`: whoever made the folder does not
-    choose what else is written to.
+    A symbolic link, or a pipe, is replaced by a file, as in `atomic_file`: whoever made the folder
+    does not choose what else is written to.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_symlink():
+    if path.is_symlink() or path.is_fifo():
         path.unlink()
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
     with os.fdopen(os.open(path, flags, 0o666), "ab+") as file:

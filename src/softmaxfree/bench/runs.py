@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from ..data.paths import read_file
 from ..environment import command_line
 from ..errors import UserError, visible
 from .results import result, short_commit, table, write
@@ -13,6 +14,13 @@ from .results import result, short_commit, table, write
 TITLE = "Runs, side by side"
 SHOWN = ("mIoU", "pixel_accuracy", "AP50", "mask_AP50", "AP", "mask_AP", "accuracy", "loss")
 """Scores in the table, where a run has them; all of them are in the JSON."""
+
+_LONGEST = 2**24
+"""Bytes of a file to read."""
+_NOT_OF_A_RUN = (
+    ValueError, LookupError, TypeError, AttributeError, RecursionError, yaml.YAMLError,
+)  # fmt: skip
+"""What is raised for files that `fit` has not written."""
 
 
 def run(folders: list[Path], out: Path | None) -> dict[str, Any]:
@@ -29,17 +37,22 @@ def run(folders: list[Path], out: Path | None) -> dict[str, Any]:
 def describe(folder: Path) -> dict[str, Any]:
     """A finished run as a row."""
     try:
-        told = json.loads((folder / "run.json").read_text())
-        config = yaml.safe_load((folder / "config.yaml").read_text())
-        scores = told["scores"]
-    except (FileNotFoundError, KeyError) as error:
+        told = json.loads(read_file(folder / "run.json", _LONGEST))
+        config = yaml.safe_load(read_file(folder / "config.yaml", _LONGEST))
+        return _row(folder.name, told, config)
+    except _NOT_OF_A_RUN as error:
+        reason = str(error)[:200] or type(error).__name__
         raise UserError(
-            f"{folder} holds no finished run ({error}): give folders that `softmaxfree fit` has "
+            f"{folder} holds no finished run ({reason}): give folders that `softmaxfree fit` has "
             "written and come to the end of"
-        ) from None
+        ) from error
+
+
+def _row(name: str, told: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    scores = dict(told["scores"])
     model, data = config["model"]["init_args"], config["data"]["init_args"]
     return {
-        "run": folder.name,
+        "run": name,
         "task": config["model"]["class_path"].rpartition(".")[2],
         "data": data.get("name") or data.get("root"),
         "backbone": model.get("backbone") or "",

@@ -217,6 +217,8 @@ class TrainingCLI(LightningCLI):
         fit = self.command == "fit"
         lock = RunLock(self.folder) if fit and self.trainer.is_global_zero else None
         try:
+            if lock and not self.config.fit.ckpt_path:
+                refuse_taken(self.folder)  # once more: another run may have ended here meanwhile
             super()._run_subcommand(subcommand)
         except (UserError, Stopped, KeyboardInterrupt):
             raise
@@ -405,17 +407,23 @@ def folder_of_run(config: Namespace) -> Path:
     if restarts() and not config.ckpt_path:
         config.ckpt_path = "last"
     if config.out or parallel or config.ckpt_path:
-        if holds_run(base) and not config.ckpt_path:
-            raise UserError(
-                f"{base} holds a run already: give --ckpt_path last to go on with it, "
-                "or another folder with --out"
-            )
+        if not config.ckpt_path:
+            refuse_taken(base)
         folder = base
     else:
         numbered = (base.with_name(f"{base.name}-{number}") for number in range(2, 10_000))
         folder = next(path for path in (base, *numbered) if not path.exists())
     os.environ["SOFTMAXFREE_RUN"] = str(folder)
     return folder
+
+
+def refuse_taken(folder: Path) -> None:
+    """Refuses a folder for a new run that has one in it."""
+    if holds_run(folder):
+        raise UserError(
+            f"{folder} holds a run already: give --ckpt_path last to go on with it, "
+            "or another folder with --out"
+        )
 
 
 def _name_of_run(config: Namespace) -> str:

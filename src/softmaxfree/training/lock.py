@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import socket
+import stat
 from pathlib import Path
 
 from ..errors import UserError, user_file
@@ -20,6 +21,9 @@ class RunLock:
         with user_file(path, "write"):
             folder.mkdir(parents=True, exist_ok=True)
             self.handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        if not stat.S_ISREG(os.fstat(self.handle).st_mode):
+            os.close(self.handle)
+            raise UserError(f"{path} is a pipe or a device, not a file: remove it")
         try:
             fcntl.lockf(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

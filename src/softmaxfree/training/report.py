@@ -14,12 +14,16 @@ from torch import Tensor
 from ..analysis.recording import evaluating, recorded_attention
 from ..data.image_files import read_image
 from ..data.module import Data
+from ..data.paths import read_file
 from ..data.sources import Source
 from ..environment import command_line, commit, hardware, program, versions
 from ..files import write_atomically, write_picture
 from ..layers.multihead import MultiHeadAttention
 from ..tasks.predict import Classifier, read_run_checkpoint
 from .log import read_metrics
+
+_LONGEST_RECORD = 2**24
+"""Bytes of a run.json."""
 
 
 def origin() -> dict[str, Any]:
@@ -42,10 +46,10 @@ def resumptions(folder: Path, new: dict[str, Any] | None) -> dict[str, Any]:
     if new is None:
         return {}
     try:
-        before = json.loads((folder / "run.json").read_text()).get("resumed", [])
-    except (OSError, ValueError):  # another folder
+        before = json.loads(read_file(folder / "run.json", _LONGEST_RECORD))["resumed"]
+    except (ValueError, KeyError, TypeError, RecursionError):  # none yet, or not ours
         before = []
-    return {"resumed": [*before, new]}
+    return {"resumed": [*(before if isinstance(before, list) else []), new]}
 
 
 def leave_traceback(folder: Path, rank: int) -> None:
