@@ -28,6 +28,10 @@ LARGEST = 2**53
 LARGEST_SIZE = 2**20
 LARGEST_SIDE = 2**12
 """Pixels that a checkpoint may ask to resize images to."""
+SMALLEST_CROP = 0.1
+"""Part of a resized image's side that a crop may keep, up to 1."""
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
+"""How images may be resized, by timm's names."""
 MOST_PROCESSES = 64
 """That train, or load data."""
 DEEPEST = 1000
@@ -255,8 +259,8 @@ _OF_TRAINING = {"model.teacher", "model.teacher_checkpoint", "model.results"}
 PREPARATION: Table = {
     **_named("size max_size", is_side),
     "classes": several(is_text),
-    "crop_pct": is_number,
-    "interpolation": is_word,
+    "crop_pct": lambda value: is_number(value) and SMALLEST_CROP <= value <= 1,
+    "interpolation": lambda value: is_word(value) and value in INTERPOLATIONS,
     **_named("mean std", _COLOURS),
     "palette": several(several(is_byte, 3)),
 }

@@ -6,6 +6,7 @@ import torch
 from timm.data import IterableImageDataset
 
 from ..errors import UserError
+from ..trust import INTERPOLATIONS, SMALLEST_CROP
 from .image_files import check_size
 from .loader import ResumableLoader
 from .module import Data
@@ -80,6 +81,15 @@ class ImageData(Data):
         super().__init__(batch_size, eval_batch_size, num_workers, seed)
         check_size(size, "--data.size")
         check_size(eval_sizes, "--data.eval_sizes")
+        if not SMALLEST_CROP <= crop_pct <= 1:
+            raise UserError(f"--data.crop_pct must be from {SMALLEST_CROP} to 1, got {crop_pct}")
+        for option, given, more in (
+            ("interpolation", interpolation, ()),
+            ("train_interpolation", train_interpolation, ("random",)),
+        ):
+            if given not in (*INTERPOLATIONS, *more):
+                known = ", ".join((*INTERPOLATIONS, *more))
+                raise UserError(f"--data.{option} must be one of {known}, got {given!r}")
         self.dataset, self.root, self.download = name, root, download
         self.train_split, self.val_split = train_split, val_split
         self.test_split = test_split or val_split
