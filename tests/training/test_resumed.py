@@ -38,6 +38,11 @@ def test_a_resumed_run_is_the_run_it_was(fit: Fit) -> None:
         fit("--checkpoint=last", "--model.lr=0.5", "--data.size=24")
     text = (folder / "config.yaml").read_text()
     assert resumption(folder / "last.ckpt", text)["changed"] == {}
+    for name in MAY_CHANGE:
+        section, _, key = name.rpartition(".")
+        part = yaml.safe_load(text)
+        part = part[section] if section else part
+        assert key in part.get("init_args", part), f"fit has no option --{name}"
     for name, value in OTHERS.items():
         config = yaml.safe_load(text)
         section, _, key = name.rpartition(".")
