@@ -65,6 +65,27 @@ def test_an_error_is_one_line_without_a_traceback() -> None:
     assert done.stderr == "softmaxfree: error: --threads must be at least 1, got 0\n"
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["figures", "heatmap", "--images", "[plain.png,caf\udce9.png]"],
+        ["figures", "newton", "--images=[caf\udce9.png]"],
+        ["predict", "plain.png", "--checkpoint", "caf\udce9.ckpt"],
+        ["fit", "--out", "caf\udce9"],
+        ["runs", "caf\udce9"],
+    ],
+    ids=" ".join,
+)
+def test_names_that_are_not_in_utf_8_are_refused_in_a_sentence(words: list[str]) -> None:
+    """In values of options, which are read as YAML; `predict` takes images of any name."""
+    done = softmaxfree(*words)
+    assert done.returncode == 1
+    assert done.stderr.startswith("softmaxfree: error: ")
+    assert r"caf\udce9" in done.stderr
+    assert "not in UTF-8, as the arguments of this command must be: rename" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_a_flag_shows_the_traceback() -> None:
     with pytest.raises(UserError, match="--threads must be at least 1, got 0"):
         softmaxfree("bench", "attention", "--threads", "0", "--traceback")

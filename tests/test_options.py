@@ -34,7 +34,7 @@ WORDS = {
     "names": "Names of experiments.",
     "num_classes": "Width of the logits",
     "out": "Folder for",
-    "page": "Markdown file for",
+    "page": "File to write",
     "place": "Place of the patch",
     "port": "Port to listen on",
     "preset": "",  # each benchmark has its own, with times

@@ -277,9 +277,16 @@ def test_how_images_are_prepared_is_checked() -> None:
     assert preparation(told, 2, "size", "mean") == told
     with pytest.raises(UserError, match="2 classes for num_classes=3"):
         preparation(told, 3)
+    with pytest.raises(UserError, match="has no crop_pct"):  # divided by
+        preparation({**told, "crop_pct": 0}, 2, "crop_pct")
     with pytest.raises(UserError, match="has no std"):
         preparation(told, 2, "mean", "std")
-    for name, value in {"size": 10**6, "mean": "x", "classes": [1, 2], "evil": 1}.items():
+    wrong = [
+        ("size", 10**6), ("mean", "x"), ("classes", [1, 2]), ("evil", 1),
+        # Some of these ended in OverflowError and KeyError.
+        ("crop_pct", 1e-320), ("crop_pct", -1), ("crop_pct", 2), ("interpolation", "evil"),
+    ]  # fmt: skip
+    for name, value in wrong:
         with pytest.raises(UserError, match=f"sets {name} of images"):
             preparation({**told, name: value}, 2)
 

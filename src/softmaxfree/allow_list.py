@@ -17,6 +17,10 @@ LARGEST = 2**53
 LARGEST_SIZE = 2**20
 LARGEST_SIDE = 2**12
 """The largest image side in pixels that a checkpoint may ask for."""
+SMALLEST_CROP = 0.1
+"""The smallest part of a resized image's side that a crop may keep; the largest is 1."""
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
+"""How images may be resized, by timm's names."""
 MOST_PROCESSES = 64
 """The most processes that train or load data."""
 DEEPEST = 1000
@@ -233,8 +237,8 @@ DATA: Mapping[str, Table] = {
 PREPARATION: Table = {
     **_named("size max_size", is_side),
     "classes": several(is_text),
-    "crop_pct": is_number,
-    "interpolation": is_word,
+    "crop_pct": lambda value: is_number(value) and SMALLEST_CROP <= value <= 1,
+    "interpolation": lambda value: is_word(value) and value in INTERPOLATIONS,
     **_named("mean std", _COLOURS),
     "palette": several(several(is_byte, 3)),
 }

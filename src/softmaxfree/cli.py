@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .errors import UserError, visible
+from .errors import UserError, check_words, visible
 from .imports import needs
 
 
@@ -87,7 +87,7 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = [word for word in arguments if word != "--traceback"]
     try:
         try:
-            run_command(arguments)
+            run_command(check_words(arguments))
         finally:
             sys.stdout.flush()
     except UserError as error:

@@ -38,6 +38,22 @@ def user_file(path: Path | str, purpose: str = "read") -> Iterator[None]:
         raise UserError(f"cannot {purpose} {path}: {reason}") from error
 
 
+def check_words(words: list[str]) -> list[str]:
+    """The words of a command line; raises UserError for one that is not in UTF-8.
+
+    Values of options are parsed as YAML, which has to be. Images given to `predict` are not parsed,
+    and may have any name.
+    """
+    for before, word in zip(["", *words], words):
+        is_image = words[0] == "predict" and not before.startswith("--") and word[:2] != "--"
+        if not is_image and any("\ud800" <= letter <= "\udfff" for letter in word):
+            raise UserError(
+                f"{word} is not in UTF-8, as the arguments of this command must be: rename the "
+                "file, or make a link to it with another name"
+            )
+    return words
+
+
 def visible(text: object) -> str:
     """Text from a file for a terminal: one line, with control characters spelt out.
 

@@ -50,11 +50,11 @@ def write_picture(path: Path, picture: Any) -> None:
 def append(path: Path, line: bytes) -> None:
     """Appends a line to a file, after ending a line that a kill has cut short.
 
-    A symbolic link is replaced by a file, as in `atomic_file`, so that the folder's maker cannot
-    choose another file to be written to.
+    A symbolic link or a pipe is replaced by a file, as in `atomic_file`, so that the folder's maker
+    cannot choose another file to be written to.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_symlink():
+    if path.is_symlink() or path.is_fifo():
         path.unlink()
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
     with os.fdopen(os.open(path, flags, 0o666), "ab+") as file:

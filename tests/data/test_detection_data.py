@@ -13,6 +13,7 @@ from softmaxfree.data import DetectionData
 from softmaxfree.data.detection import Augmentation
 from softmaxfree.data.digit_scenes import DigitScenes
 from softmaxfree.data.scenes import Objects
+from softmaxfree.errors import UserError
 
 from .test_scenes import CAT, write_voc
 
@@ -84,6 +85,20 @@ def test_images_without_objects_are_scored_and_not_trained_on(tmp_path: Path) ->
     assert [len(train.load(index)[1].boxes) for index in range(2)] == [1, 1]
     assert train.describe(1).endswith("train_3.jpg")
     assert len(val) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"sizes": [64, 0]}, "--data.sizes must be from 1 to 4096 pixels, got 0"),
+        ({"sizes": [10**9]}, "--data.sizes must be from 1 to 4096 pixels, got 1000000000"),
+        ({"max_size": 0}, "--data.max_size must be from 1 to 4096 pixels, got 0"),
+        ({"max_size": 4097}, "--data.max_size must be from 1 to 4096 pixels, got 4097"),
+    ],
+)
+def test_sides_that_images_cannot_have_are_refused(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        DetectionData(**options)
 
 
 def test_none_with_an_object_is_refused(tmp_path: Path) -> None:

@@ -274,6 +274,13 @@ def test_sides_to_resize_to() -> None:
         ImageData(size=0)
     with pytest.raises(UserError, match=r"--data\.eval_sizes must be .*, got 5000"):
         ImageData(size=16, eval_sizes=[16, 5000])
+    for part in (0, 1e-320, -1, 2):
+        with pytest.raises(UserError, match=r"--data\.crop_pct must be from 0.1 to 1, got "):
+            ImageData(size=16, crop_pct=part)
+    with pytest.raises(UserError, match=r"--data\.interpolation must be one of .*, got 'random'"):
+        ImageData(size=16, interpolation="random")
+    with pytest.raises(UserError, match=r"--data\.train_interpolation must be .*, got 'cubic'"):
+        ImageData(size=16, train_interpolation="cubic")
     check_resized(Image.new("1", (100, 200)), 4096)
     with pytest.raises(UserError, match="9 x 900 pixels has 4,096 x 409,600 when it is resized"):
         check_resized(Image.new("1", (9, 900)), 4096)

@@ -289,7 +289,14 @@ def test_classes_are_those_of_the_model() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"crop": 0}, "a crop of 0 x 0 has no pixels: give --data.crop"),
+        ({"crop": 0}, "--data.crop must be from 1 to 4096 pixels, got 0"),
+        ({"crop": (64, 10**9)}, "--data.crop must be from 1 to 4096 pixels, got 1000000000"),
+        ({"train_size": 0}, "--data.train_size must be from 1 to 4096 pixels, got 0"),
+        ({"eval_size": 10**9}, "--data.eval_size must be from 1 to 4096 pixels, got 1000000000"),
+        (
+            {"eval_size": 64, "eval_max_size": 4097},
+            "--data.eval_max_size must be from 1 to 4096 pixels, got 4097",
+        ),
         ({"scale": (2.0, 0.5)}, "images cannot be scaled by 2.0 to 0.5: give two factors above 0"),
         ({"scale": (0.0, 1.0)}, "images cannot be scaled by 0.0 to 1.0"),
         ({"flip": 2.0}, "--data.flip is 2.0: give a number from 0 to 1"),

@@ -103,8 +103,8 @@ def payloads(canary: str) -> list[Any]:
         "../..", "/etc", "~", "canary", f"{canary}", "simple", "advanced", "\x1b[2J", "a\nb",
         "!!python/object/apply:os.system ['touch canary']", "{class_path: evil.Thing}", "x" * 5000,
     ]  # fmt: skip
-    others = [None, True, -1, 0, 1, 10**6, 10**30, 1e308, float("nan"), float("inf"), [], {},
-              [[[[]]]], b"bytes", {"a": {"b": {"c": []}}}]  # fmt: skip
+    others = [None, True, -1, 0, 1, 0.5, 1e-320, 10**6, 10**30, 1e308, float("nan"),
+              float("inf"), [], {}, [[[[]]]], b"bytes", {"a": {"b": {"c": []}}}]  # fmt: skip
     return [*classes, *[[one] for one in classes], *sources, *words, *others]
 
 

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from softmaxfree import pinv
+from softmaxfree.errors import UserError
 from softmaxfree.ops import reference
 from softmaxfree.ops.inverse import INVERSES, Inverse, kernel_inverse, rescaled_steps
+from softmaxfree.ops.matrices import eigenvalues
 
 from ..helpers import kernel_matrices, relative_error, tokens
 
@@ -185,6 +187,78 @@ def test_a_matrix_that_is_not_finite_leaves_the_others_alone(method: str) -> Non
     assert relative_error(got[::2], expected[::2]) < 1e-5
 
 
+def graded(m: int, orders: float, seed: int) -> Tensor:
+    """A definite matrix in float32 whose rows and columns are orders of magnitude apart."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(m, m, generator=generator)
+    sizes = 10.0 ** (-orders * torch.rand(m, generator=generator))
+    return x @ x.mT * sizes.unsqueeze(-1) * sizes
+
+
+def test_matrices_on_which_lapack_gives_up_are_inverted() -> None:
+    """Its eigenvalues do not converge for this one, with OpenBLAS or MKL as torch comes with."""
+    a = graded(10, 22, seed=64) * 2.0**-50
+    inverse = pinv(a, "exact", ridge=1.0)
+    assert torch.allclose(inverse, torch.eye(10), atol=1e-6)
+    # Of this one they are NaN, without a word.
+    assert pinv(graded(20, 20, seed=42) * 1e-41, "exact").isfinite().all()
+
+
+def test_where_no_eigenvalues_are_found_singular_values_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when LAPACK gives up: the same inverse, gradient and eigenvalues, or a sentence."""
+    a = torch.cat([kernel_matrices(9, 2.0), kernel_matrices(9, 0.0)])  # the last of rank 1
+    a[0, 0, 0] = torch.nan
+    a.requires_grad_()
+    expected, values = pinv(a, "exact", ridge=1e-3), eigenvalues(a)
+    (gradient,) = torch.autograd.grad(expected[1:].sum(), a)
+
+    def gives_up(*_: Tensor) -> None:
+        raise torch.linalg.LinAlgError("failed to converge.")
+
+    monkeypatch.setattr(torch.linalg, "eigh", gives_up)
+    monkeypatch.setattr(torch.linalg, "eigvalsh", gives_up)
+    got = pinv(a, "exact", ridge=1e-3)
+    assert got[0].isnan().all()
+    assert relative_error(got[1:], expected[1:]) < 1e-10
+    (again,) = torch.autograd.grad(got[1:].sum(), a)
+    assert relative_error(again[1:], gradient[1:]) < 1e-10
+    assert eigenvalues(a)[0].isnan().all()
+    assert torch.allclose(eigenvalues(a)[1:], values[1:], atol=1e-12)
+
+    monkeypatch.setattr(torch.linalg, "svd", gives_up)
+    with pytest.raises(UserError, match=r"not found \(failed to converge\): choose .* 'auto'"):
+        pinv(a, "exact")
+
+
+@pytest.mark.parametrize("method", INVERSES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["f32", "f64"])
+def test_more_steps_than_rounding_allows_stay_finite(method: str, dtype: torch.dtype) -> None:
+    """Of singular matrices, where Newton's steps double the rounding errors."""
+    x = tokens(3, 16, 4, dtype=dtype)
+    a = torch.cat(
+        [x @ x.mT, torch.ones(1, 16, 16, dtype=dtype), kernel_matrices(16, 0.1).to(dtype)]
+    )
+    for iters in (64, 200):
+        assert pinv(a, method, iters, ridge=1e-30).isfinite().all()
+
+
+@pytest.mark.parametrize("method", INVERSES)
+@pytest.mark.parametrize("ridge", [1e-12, 1e-45, 5e-324])
+def test_tiny_ridges_give_finite_results(method: str, ridge: float) -> None:
+    """Also where the ridge is nothing beside the matrix, or has no inverse in the type."""
+    a = torch.stack([torch.ones(8, 8), 1e33 * torch.ones(8, 8), graded(8, 20, seed=1)])
+    assert pinv(a, method, ridge=ridge).isfinite().all()
+    assert pinv(a.double(), method, ridge=ridge).isfinite().all()
+
+
+def test_definite_matrices_whose_inverse_is_out_of_range_get_a_ridge() -> None:
+    a = graded(3, 22, seed=173)  # it can be factorised, and its inverse has entries of 1e40
+    assert pinv(a, "cholesky").isfinite().all()
+    assert torch.func.vmap(lambda a: pinv(a, "cholesky"))(a[None]).isfinite().all()
+
+
 def test_bad_input_is_named() -> None:
     a = kernel_matrices(4, 1.0)
     with pytest.raises(
@@ -193,10 +267,14 @@ def test_bad_input_is_named() -> None:
         pinv(a[..., :3])
     with pytest.raises(ValueError, match="unknown method 'svd'; choose one of auto, rescaled"):
         pinv(a, "svd")
-    with pytest.raises(ValueError, match="iters must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="iters must be from 1 to 1000, got 0"):
         pinv(a, iters=0)
+    with pytest.raises(ValueError, match="iters must be from 1 to 1000, got 1000000"):
+        pinv(a, iters=10**6)
     with pytest.raises(ValueError, match="ridge must be a finite number, 0 or more, got -1"):
         pinv(a, ridge=-1)
+    with pytest.raises(ValueError, match="ridge must be a finite number, 0 or more, got inf"):
+        pinv(a, ridge=10**400)
     with pytest.raises(ValueError, match="ridge must be at most 1e\\+30, got 1e\\+300"):
         pinv(a, ridge=1e300)
     with pytest.raises(ValueError, match="'rescaled' needs a ridge above 0"):

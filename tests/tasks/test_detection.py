@@ -19,6 +19,7 @@ from torchmetrics.detection import MeanAveragePrecision
 
 from softmaxfree.data import DetectionData
 from softmaxfree.data.scenes import Scenes, open_scenes
+from softmaxfree.errors import UserError
 from softmaxfree.models.build import BackboneConfig, build_model
 from softmaxfree.tasks import Detection
 from softmaxfree.tasks.coco_scores import NAMES, average_precision, detections
@@ -230,6 +231,14 @@ def test_frozen_batch_normalisation_stays() -> None:
     for module in frozen:
         assert not module.training
         assert not module.weight.requires_grad
+
+
+@pytest.mark.parametrize("option", ["size", "max_size"])
+@pytest.mark.parametrize("side", [-1, 0, 4097, 10**9])
+def test_sides_that_images_cannot_have_are_refused(option: str, side: int) -> None:
+    sentence = rf"--model\.{option} must be from 1 to 4096 pixels, got {side}"
+    with pytest.raises(UserError, match=sentence):
+        Detection(**(TINY | {option: side}))
 
 
 @pytest.mark.parametrize(

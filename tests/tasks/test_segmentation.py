@@ -14,6 +14,7 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 
 from softmaxfree.data.label_maps import IGNORE, open_label_maps
 from softmaxfree.data.segmentation import SegmentationBatch
+from softmaxfree.errors import UserError
 from softmaxfree.lab.measure import in_fresh_process, peak_memory
 from softmaxfree.models.build import BackboneConfig, build_model
 from softmaxfree.tasks import Segmentation
@@ -85,6 +86,14 @@ def test_windows_with_gaps_are_refused() -> None:
         places(10, 4, 5)
     with pytest.raises(ValueError, match=r"give --model\.window too"):
         Segmentation(**TINY, step=5)
+
+
+@pytest.mark.parametrize("side", [-1, 0, 4097, 10**9])
+def test_windows_that_images_cannot_have_are_refused(side: int) -> None:
+    with pytest.raises(UserError, match=rf"--model\.window must be .* 4096 pixels, got {side}"):
+        Segmentation(**TINY, window=side)
+    with pytest.raises(UserError, match=rf"--model\.step must be .* 4096 pixels, got {side}"):
+        Segmentation(**TINY, window=64, step=side)
 
 
 def test_windows_of_what_looks_at_pixels_alone_change_nothing() -> None:

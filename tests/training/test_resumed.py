@@ -12,9 +12,13 @@ import torch
 import yaml
 
 from softmaxfree.errors import UserError
+from softmaxfree.files import append
 from softmaxfree.training.command import run
 from softmaxfree.training.folder import RunLock
+from softmaxfree.training.log import read_metrics
+from softmaxfree.training.report import resumptions
 from softmaxfree.training.resumed import MAY_CHANGE, changes, resumption
+from softmaxfree.training.runs import describe
 
 from ..test_checkpoint_files import flip
 from .conftest import Fit
@@ -34,6 +38,11 @@ def test_a_resumed_run_is_the_run_it_was(fit: Fit) -> None:
         fit("--checkpoint=last", "--model.lr=0.5", "--data.size=24")
     text = (folder / "config.yaml").read_text()
     assert resumption(folder / "last.ckpt", text)["changed"] == {}
+    for name in MAY_CHANGE:
+        section, _, key = name.rpartition(".")
+        part = yaml.safe_load(text)
+        part = part[section] if section else part
+        assert key in part.get("init_args", part), f"fit has no option --{name}"
     for name, value in OTHERS.items():
         config = yaml.safe_load(text)
         section, _, key = name.rpartition(".")
@@ -60,8 +69,9 @@ def test_a_resumed_run_is_the_run_it_was(fit: Fit) -> None:
 
 
 def test_names_are_those_of_the_command_line() -> None:
-    was = "seed_everything: 1\nmodel: {class_path: a.A, init_args: {lr: 1, options: null}}\n"
-    now = "seed_everything: 2\nmodel: {class_path: a.B, init_args: {lr: 2, options: {}, new: 1}}\n"
+    model = {"class_path": "a.A", "init_args": {"lr": 1, "options": None}}
+    other = {"class_path": "a.B", "init_args": {"lr": 2, "options": {}, "new": 1}}
+    was, now = {"seed_everything": 1, "model": model}, {"seed_everything": 2, "model": other}
     assert changes(was, now) == {"seed_everything": [1, 2], "model": ["a.A", "a.B"],
                                  "model.lr": [1, 2]}  # fmt: skip
     assert not any("init_args" in name for name in MAY_CHANGE)
@@ -138,6 +148,81 @@ def test_two_runs_cannot_share_a_folder(fit: Fit, tmp_path: Path) -> None:
             fit()
         assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]
     RunLock(tmp_path / "run").release()  # at once: it ended with its process
+
+
+def test_a_run_that_has_ended_meanwhile_is_not_written_over(
+    fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two that start in an empty folder one may end before the other has the lock."""
+
+    def lock_after_the_other(folder: Path) -> RunLock:
+        folder.mkdir()
+        (folder / "last.ckpt").write_text("the other's")
+        return RunLock(folder)
+
+    monkeypatch.setattr("softmaxfree.training.command.RunLock", lock_after_the_other)
+    with pytest.raises(UserError, match="run holds a run already: give --checkpoint last"):
+        fit()
+    assert (tmp_path / "run" / "last.ckpt").read_text() == "the other's"
+    RunLock(tmp_path / "run").release()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "{",
+        "- a list",
+        "trainer: {max_epochs: [1]}",
+        "model: {class_path: [1], init_args: 3}\nseed_everything: {a: b}",
+        "a: &a [x, x]\n"
+        + "".join(
+            f"{n}: &{n} [{', '.join([f'*{m}'] * 9)}]\n" for m, n in zip("abcdefgh", "bcdefghi")
+        )
+        + "data: {init_args: {root: *i}}\nseed_everything: *i\n",
+    ],
+    ids=["torn", "list", "length", "kinds", "laughs"],
+)
+def test_whatever_a_checkpoint_says_it_was_told_is_a_sentence(config: str, tmp_path: Path) -> None:
+    """With --config of one's own a stranger's is only compared with it."""
+    torch.save({"config": config, "global_step": 1}, tmp_path / "last.ckpt")
+    given = {"seed_everything": 1, "trainer": {"max_epochs": 2}, "model": {"class_path": "a.A"},
+             "data": {"init_args": {"root": "x"}}}  # fmt: skip
+    with pytest.raises(UserError) as caught:
+        resumption(tmp_path / "last.ckpt", yaml.safe_dump(given))
+    assert len(str(caught.value)) < 1000
+    del given["seed_everything"], given["trainer"], given["model"]
+    if config.startswith("a:"):  # what may change is recorded, and not at any length
+        told = resumption(tmp_path / "last.ckpt", yaml.safe_dump(given))
+        assert len(json.dumps(told)) < 2000
+
+
+def test_a_pipe_in_a_run_s_folder_is_not_waited_for(tmp_path: Path) -> None:
+    for name in (".lock", "run.json", "metrics.jsonl"):
+        os.mkfifo(tmp_path / name)
+    with pytest.raises(UserError, match=r"\.lock is a pipe or a device, not a file: remove it"):
+        RunLock(tmp_path)
+    assert resumptions(tmp_path, {"step": 1}) == {"resumed": [{"step": 1}]}
+    with pytest.raises(UserError, match=r"holds no finished run \(.*run.json is a pipe"):
+        describe(tmp_path)
+    append(tmp_path / "metrics.jsonl", b'{"step": 1, "loss": 2.0}')
+    assert read_metrics(tmp_path / "metrics.jsonl") == {"loss": [(1, 2.0)]}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "3", "{", '{"resumed": 3}', '{"scores": 1}', "[" * 10**5, "\xff"]
+)
+def test_a_run_json_that_is_not_ours_is_passed_over(text: str, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(text, encoding="latin-1")
+    (tmp_path / "config.yaml").write_text("model: 3")
+    assert resumptions(tmp_path, {"step": 1}) == {"resumed": [{"step": 1}]}
+    with pytest.raises(UserError, match="holds no finished run"):
+        describe(tmp_path)
+
+
+def test_lines_of_a_log_that_are_not_ours_are_passed_over(tmp_path: Path) -> None:
+    lines = ["3", "[]", "{}", '{"step": "x"}', '{"step": 1, "loss": []}', '{"step": 2, "loss": 1}']
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, "[" * 10**5]))
+    assert read_metrics(tmp_path / "metrics.jsonl") == {"loss": [(2, 1.0)]}
 
 
 def test_a_lock_is_not_written_through_a_link(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..layers.attention import SoftmaxFreeAttention
-from ..ops.matrices import add_ridge
+from ..ops.matrices import add_ridge, eigenvalues
 from ..ops.precision import tiny
 from .factors import Factors
 
@@ -31,11 +31,11 @@ def measures_of(attention: SoftmaxFreeAttention, factors: Factors) -> Measures:
     ridge = attention.inversion.ridge
     inverted = add_ridge(a, ridge)
     residual = inverted @ x @ inverted - inverted
-    eigenvalues = _eigenvalues(a)
+    values = eigenvalues(a)
     return Measures(
-        eigenvalues,
-        condition=_condition(eigenvalues),
-        ridged_condition=_condition(eigenvalues + ridge),
+        values,
+        condition=_condition(values),
+        ridged_condition=_condition(values + ridge),
         inverse_norm=largest_eigenvalue(x),
         middle_norm=largest_eigenvalue(z),
         landmark_attention_norm=largest_eigenvalue(a @ z @ a),
@@ -44,20 +44,13 @@ def measures_of(attention: SoftmaxFreeAttention, factors: Factors) -> Measures:
     )
 
 
-def _eigenvalues(matrices: Tensor) -> Tensor:
-    """Of symmetric matrices (..., m, m), (..., m); NaN where one is not finite."""
-    finite = matrices.isfinite().flatten(-2).all(-1, keepdim=True)
-    values = torch.linalg.eigvalsh(torch.where(finite.unsqueeze(-1), matrices, 0))
-    return torch.where(finite, values, torch.nan)
-
-
-def _condition(eigenvalues: Tensor) -> Tensor:
-    return eigenvalues.abs().amax(-1) / eigenvalues.abs().amin(-1)
+def _condition(values: Tensor) -> Tensor:
+    return values.abs().amax(-1) / values.abs().amin(-1)
 
 
 def largest_eigenvalue(matrices: Tensor) -> Tensor:
     """The spectral norm of symmetric matrices: (..., m, m) -> (...)."""
-    return _eigenvalues(matrices).abs().amax(-1)
+    return eigenvalues(matrices).abs().amax(-1)
 
 
 def spectral_norm(factors: Factors, steps: int = 50, tolerance: float = 1e-5) -> Tensor:

@@ -11,6 +11,7 @@ from torchvision.transforms import v2
 
 from ..errors import UserError, visible
 from .base import SplitData
+from .image_files import check_size
 from .samples import Sample, numbers_and_broken
 from .scenes import Objects, Scenes, open_scenes
 from .sources import Source, View
@@ -89,6 +90,8 @@ class DetectionData(SplitData):
     ) -> None:
         splits = {"train": train_split, "val": val_split, "test": test_split or val_split}
         super().__init__(splits, batch_size, eval_batch_size, num_workers, seed)
+        check_size(sizes, "--data.sizes")
+        check_size(max_size, "--data.max_size")
         self.dataset, self.root, self.given_classes = name, root, classes
         self.augment = Augmentation(sizes or [800], max_size, flip, vertical_flip, color_jitter)
 

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from timm.data import IterableImageDataset
 
+from ..allow_list import INTERPOLATIONS, SMALLEST_CROP
 from ..errors import UserError
 from .base import Data
 from .image_files import check_size
@@ -80,8 +81,16 @@ class ImageData(Data):
         splits = {"train": train_split, "val": val_split, "test": test_split or val_split}
         super().__init__(splits, batch_size, eval_batch_size, num_workers, seed)
         check_size(size, "--data.size")
-        for side in eval_sizes or []:
-            check_size(side, "--data.eval_sizes")
+        check_size(eval_sizes, "--data.eval_sizes")
+        if not SMALLEST_CROP <= crop_pct <= 1:
+            raise UserError(f"--data.crop_pct must be from {SMALLEST_CROP} to 1, got {crop_pct}")
+        for option, given, more in (
+            ("interpolation", interpolation, ()),
+            ("train_interpolation", train_interpolation, ("random",)),
+        ):
+            if given not in (*INTERPOLATIONS, *more):
+                known = ", ".join((*INTERPOLATIONS, *more))
+                raise UserError(f"--data.{option} must be one of {known}, got {given!r}")
         self.dataset, self.root, self.download = name, root, download
         self.cache = cache
         self.size, self.eval_sizes = size, eval_sizes or [size]

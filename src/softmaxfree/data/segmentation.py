@@ -10,6 +10,7 @@ from torchvision.transforms.v2 import functional as tv
 
 from ..errors import UserError
 from .base import SplitData
+from .image_files import check_size
 from .label_maps import IGNORE, Colour, open_label_maps
 from .samples import Sample, numbers_and_broken
 from .sources import Source
@@ -109,6 +110,10 @@ class SegmentationData(SplitData):
         test_split = val_split if test_split is None else test_split  # "" is a split
         splits = {"train": train_split, "val": val_split, "test": test_split}
         super().__init__(splits, batch_size, eval_batch_size, num_workers, seed)
+        check_size(crop, "--data.crop")
+        check_size(train_size, "--data.train_size")
+        check_size(eval_size, "--data.eval_size")
+        check_size(eval_max_size, "--data.eval_max_size")
         self.dataset, self.root = name, root
         options = {
             "image_folder": image_folder,
@@ -155,8 +160,6 @@ class Augmentation:
         cat_max_ratio: float,
         train_size: int | None = None,
     ) -> None:
-        if min(crop) < 1:
-            raise UserError(f"a crop of {crop[0]} x {crop[1]} has no pixels: give --data.crop 512")
         if not 0 < scale[0] <= scale[1]:
             raise UserError(
                 f"images cannot be scaled by {scale[0]} to {scale[1]}: "

@@ -16,7 +16,7 @@ from ..errors import UserError
 from .backends import choose
 from .batching import is_readable, keep_signature, mapped_axis_first, needs_apply
 from .checks import check_floating, shape
-from .matrices import Ridge, add_ridge, row_sums
+from .matrices import Ridge, add_ridge, eigenvectors, row_sums
 from .precision import compute_dtype, without_autocast
 from .tracing import is_exporting
 
@@ -24,6 +24,9 @@ _MOST_LANDMARKS = 2**16
 """An exported graph serves all numbers of landmarks up to this."""
 
 _LARGEST_RIDGE = 1e30
+_MOST_STEPS = 1000
+_STEADY_STEPS = 20
+"""Newton steps in which rounding errors cannot grow to the size of the inverse."""
 
 Method = Callable[[Tensor, int, Ridge], Tensor]
 """(A of shape (..., m, m), iterations, ridge) -> inverse of shape (..., m, m)."""
@@ -46,8 +49,8 @@ def pinv(a: Tensor, method: str = "auto", iters: int = 20, ridge: float | None =
             - `damped`, `backtrack`: the iterations of the released SOFT and SOFT++
               checkpoints, with a step size for each matrix.
             - `exact`: by eigendecomposition, the reference.
-        iters: Steps of the iterative methods. After k steps from alpha A an eigenvalue s has
-            become (1 - (1 - alpha s^2)^(2^k)) / s: small ones are suppressed, not inverted.
+        iters: Steps of the iterative methods, 1 to 1000. After k steps from alpha A an eigenvalue
+            s has become (1 - (1 - alpha s^2)^(2^k)) / s: small ones are suppressed, not inverted.
         ridge: Added to the diagonal. None means 0.01 for `auto`, `rescaled` and `damped`, and
             0 for the others.
 
@@ -97,10 +100,14 @@ class Inverse(NamedTuple):
         """Raises UserError for what no inverse can be computed with; None is the default ridge."""
         if method not in INVERSES:
             raise UserError(f"unknown method {method!r}; choose one of {', '.join(INVERSES)}")
-        if iters < 1:
-            raise UserError(f"iters must be at least 1, got {iters}")
+        if not 1 <= iters <= _MOST_STEPS:
+            raise UserError(f"iters must be from 1 to {_MOST_STEPS}, got {iters}")
         if ridge is None:
             ridge = 0.01 if method in ("auto", "rescaled", "damped") else 0.0
+        try:
+            ridge = float(ridge)
+        except OverflowError:  # a whole number beyond all floats
+            ridge = math.inf
         if not (math.isfinite(ridge) and ridge >= 0):
             raise UserError(f"ridge must be a finite number, 0 or more, got {ridge}")
         if ridge > _LARGEST_RIDGE:
@@ -109,7 +116,7 @@ class Inverse(NamedTuple):
             raise UserError(
                 f"method {method!r} needs a ridge above 0; use 'newton' or 'exact' for none"
             )
-        return cls(method, iters, float(ridge))
+        return cls(method, iters, ridge)
 
 
 def kernel_inverse(a: Tensor, inverse: Inverse) -> Tensor:
@@ -249,25 +256,24 @@ def backtracked_alpha(a: Tensor, alpha: Tensor) -> Tensor:
 
 
 def exact(a: Tensor, iters: int, ridge: Ridge) -> Tensor:
-    values, vectors = _eigh(a)
+    values, vectors = eigenvectors(a)
     largest = values.abs().amax(-1, keepdim=True)
     zero = values <= torch.finfo(a.dtype).eps * a.shape[-1] * largest
     values = torch.where(zero, 0, values) + ridge
-    inverse = torch.where(values > 0, 1 / values, 0)
+    least = 4 * torch.finfo(a.dtype).smallest_normal  # what has an inverse within the type's range
+    inverse = torch.where(values > 0, 1 / values.clamp(min=least), 0)
     return (vectors * inverse.unsqueeze(-2)) @ vectors.mT
-
-
-def _eigh(a: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and eigenvectors; the values are NaN if the matrix has NaN or infinity."""
-    finite = a.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
-    values, vectors = torch.linalg.eigh(torch.where(finite, a, 0))
-    return torch.where(finite.squeeze(-1), values, torch.nan), vectors
 
 
 def _iterate(a: Tensor, alpha: Tensor, iters: int) -> Tensor:
     z = alpha * a
-    for _ in range(iters):
-        z = _newton_step(a, z)
+    # A larger Z would be the inverse of rounding errors, and overflow after more steps.
+    most = 1 / (torch.finfo(a.dtype).eps * row_sums(a))
+    for step in range(iters):
+        following = _newton_step(a, z)
+        if step >= _STEADY_STEPS:
+            following = torch.where(row_sums(following) <= most, following, z)
+        z = following
     return z
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..data import DetectionData
 from ..data.detection import SceneBatch
+from ..data.image_files import check_size
 from ..data.scenes import Scenes
 from ..errors import UserError
 from ..files import write_atomically
@@ -68,6 +69,8 @@ class Detection(Task):
         **task: Any,
     ) -> None:
         super().__init__(**task)
+        check_size(size, "--model.size")
+        check_size(max_size, "--model.max_size")
         self.save_hyperparameters()
         self.num_classes, self.learns_masks = num_classes, detector == "mask_rcnn"
         self.first_label = FIRST_LABEL[detector]

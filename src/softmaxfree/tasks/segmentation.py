@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torchmetrics.classification import MulticlassConfusionMatrix
 
 from ..data import SegmentationData
+from ..data.image_files import check_size
 from ..data.label_maps import IGNORE
 from ..data.segmentation import SegmentationBatch
 from ..errors import UserError, visible
@@ -67,6 +68,8 @@ class Segmentation(Task):
         from ..models.segmenters import build_segmenter  # needs an extra that others do not
 
         super().__init__(**task)
+        check_size(window, "--model.window")
+        check_size(step, "--model.step")
         self.save_hyperparameters()
         self.num_classes, self.auxiliary = num_classes, auxiliary
         self.window, self.step = window, step

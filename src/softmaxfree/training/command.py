@@ -30,7 +30,7 @@ from ..tasks import Task
 from .allocator import keep_freed_memory
 from .arguments import with_configuration
 from .checkpoint import AtomicCheckpointIO, RunCheckpoint, Stopped
-from .folder import RunLock, folder_of_run, name_of_data, name_of_model
+from .folder import RunLock, folder_of_run, name_of_data, name_of_model, refuse_taken
 from .log import LineLogger, Pace, ProgressBar
 from .loop import RunLoop
 from .report import (
@@ -214,6 +214,8 @@ class TrainingCLI(LightningCLI):
             return
         lock = RunLock(self.folder) if self.trainer.is_global_zero else None
         try:
+            if lock and not self.config.checkpoint:
+                refuse_taken(self.folder)  # again: another run may have ended here meanwhile
             self.before_fit()
             self.trainer.fit(self.model, **arguments)
             self.after_fit()

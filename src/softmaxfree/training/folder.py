@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import socket
+import stat
 from pathlib import Path
 
 from jsonargparse import Namespace
@@ -25,17 +26,23 @@ def folder_of_run(config: Namespace) -> Path:
     if restarts() and not config.checkpoint:
         config.checkpoint = "last"
     if config.out or parallel or config.checkpoint:
-        if holds_run(base) and not config.checkpoint:
-            raise UserError(
-                f"{base} holds a run already: give --checkpoint last to go on with it, "
-                "or another folder with --out"
-            )
+        if not config.checkpoint:
+            refuse_taken(base)
         folder = base
     else:
         numbered = (base.with_name(f"{base.name}-{number}") for number in range(2, 10_000))
         folder = next(path for path in (base, *numbered) if not path.exists())
     os.environ["SOFTMAXFREE_RUN"] = str(folder)
     return folder
+
+
+def refuse_taken(folder: Path) -> None:
+    """Raises UserError if a folder for a new run has a run in it."""
+    if holds_run(folder):
+        raise UserError(
+            f"{folder} holds a run already: give --checkpoint last to go on with it, "
+            "or another folder with --out"
+        )
 
 
 def _name_of_run(config: Namespace) -> str:
@@ -66,6 +73,9 @@ class RunLock:
         with user_file(path, "write"):
             folder.mkdir(parents=True, exist_ok=True)
             self.handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        if not stat.S_ISREG(os.fstat(self.handle).st_mode):
+            os.close(self.handle)
+            raise UserError(f"{path} is a pipe or a device, not a file: remove it")
         try:
             fcntl.lockf(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -56,10 +56,11 @@ def read_metrics(path: Path) -> dict[str, list[tuple[int, float]]]:
     for line in path.read_text().splitlines():
         try:
             entry = json.loads(line)
-        except json.JSONDecodeError:  # a line cut short by a kill
-            continue
-        step = entry.pop("step")
-        for name, value in entry.items():
+            step = int(entry.pop("step"))
+            values = {name: float(value) for name, value in entry.items()}
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+            continue  # cut short by a kill, or not written by `LineLogger`
+        for name, value in values.items():
             found.setdefault(name, {})[step] = value
     return {name: sorted(values.items()) for name, values in found.items()}
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..analysis.hooks import evaluating, recorded_attention
 from ..data.base import Data
 from ..data.image_files import read_image
+from ..data.paths import read_file
 from ..data.sources import Source
 from ..environment import command_line, commit, hardware, program, versions
 from ..files import write_atomically, write_picture
@@ -22,6 +23,8 @@ from .log import read_metrics
 
 Place = tuple[float, float]
 """(height, width) on an image, from 0 at the upper left to 1."""
+LONGEST_RECORD = 2**24
+"""The most bytes of a run.json or a config.yaml."""
 
 
 def origin() -> dict[str, Any]:
@@ -44,10 +47,15 @@ def resumptions(folder: Path, new: dict[str, Any] | None) -> dict[str, Any]:
     if new is None:
         return {}
     try:
-        before = json.loads((folder / "run.json").read_text()).get("resumed", [])
-    except (OSError, ValueError):  # another folder
+        before = json.loads(read_file(folder / "run.json", LONGEST_RECORD))["resumed"]
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        RecursionError,
+    ):  # none yet, or not by `fit`
         before = []
-    return {"resumed": [*before, new]}
+    return {"resumed": [*(before if isinstance(before, list) else []), new]}
 
 
 def leave_traceback(folder: Path, rank: int) -> None:

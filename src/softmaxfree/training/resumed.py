@@ -1,18 +1,21 @@
 """Which options of a run may change when it is resumed."""
 
+import reprlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from ..allow_list import either, is_number, is_switch, is_text, several
 from ..errors import UserError
 from ..tasks.predict import read_run_checkpoint
+from ..trust import read_yaml
 
 LENGTH = ("trainer.max_epochs", "trainer.max_steps")
 """The length of the run, which may be raised. The learning rate keeps its schedule."""
 MAY_CHANGE = (
-    "imports",
+    "modules",
     "save_every",
     "trainer.accelerator",
     "trainer.devices",
@@ -44,20 +47,23 @@ def resumption(path: Path, given: str) -> dict[str, Any]:
     """
     checkpoint = read_run_checkpoint(path)
     told = checkpoint.get("config")
-    changed = changes(told, given) if isinstance(told, str) else {}
-    refused = [f"--{name} {was} (given: {now})" for name, (was, now) in _refused(changed)]
+    changed = changes(read_yaml(told, path), yaml.safe_load(given)) if isinstance(told, str) else {}
+    refused = [
+        f"--{name} {_short(was)} (given: {_short(now)})" for name, (was, now) in _refused(changed)
+    ]
     if refused:
         raise UserError(
             f"a resumed run keeps its options, and {path} was trained with {', '.join(refused)}; "
             "give the same, or start a new run from its weights with "
             f"--model.init_checkpoint {path} and another --out"
         )
+    changed = {name: [_plain(was), now] for name, (was, now) in changed.items()}
     return {"from": path.name, "step": checkpoint.get("global_step"), "changed": changed}
 
 
-def changes(told: str, given: str) -> dict[str, list[Any]]:
+def changes(told: dict[Any, Any], given: dict[Any, Any]) -> dict[str, list[Any]]:
     """[before, now] by name, for all options that both configurations have and that differ."""
-    before, now = (dict(_flat(yaml.safe_load(text))) for text in (told, given))
+    before, now = dict(_flat(told)), dict(_flat(given))
     return {
         name: [before[name], now[name]]
         for name in before
@@ -72,14 +78,25 @@ def _refused(changed: dict[str, list[Any]]) -> Iterator[tuple[str, tuple[Any, An
             yield name, (was, now)
 
 
-def _limit(value: int | None) -> float:
-    return float("inf") if value in (None, -1) else float(value or 0)
+def _limit(value: Any) -> float:
+    return float(value) if is_number(value) and value != -1 else float("inf")
 
 
-def _flat(config: dict[str, Any], section: str = "") -> Iterator[tuple[str, Any]]:
+def _short(value: Any) -> str:
+    """A value for a message: a file may have any, of any length."""
+    return str(_plain(value))[:200]
+
+
+def _plain(value: Any) -> Any:
+    """Numbers, texts and lists of them as they are; of other values the beginning, as text."""
+    plain = either(is_number, is_switch, is_text, lambda value: value is None)
+    return value if either(plain, several(plain))(value) else reprlib.repr(value)[:1000]
+
+
+def _flat(config: dict[Any, Any], section: str = "") -> Iterator[tuple[str, Any]]:
     """Values by their names on the command line; a class by the name of its section."""
     for key, value in config.items():
-        if key == "init_args" or (not section and isinstance(value, dict)):
+        if isinstance(value, dict) and (key == "init_args" or not section):
             yield from _flat(value, section or key)
         else:
             name = section if key == "class_path" else f"{section}.{key}".lstrip(".")

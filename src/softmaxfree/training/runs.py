@@ -8,12 +8,17 @@ import yaml
 from jsonargparse import ArgumentParser
 from tabulate import tabulate
 
+from ..data.paths import read_file
 from ..errors import UserError, visible
 from ..files import write_atomically
-from .report import origin
+from .report import LONGEST_RECORD, origin
 
 SHOWN = ("mIoU", "pixel_accuracy", "AP50", "mask_AP50", "AP", "mask_AP", "accuracy", "loss")
 """Scores in the table, where a run has them; all of them are in the JSON."""
+_NOT_OF_A_RUN = (
+    ValueError, LookupError, TypeError, AttributeError, RecursionError, yaml.YAMLError,
+)  # fmt: skip
+"""What is raised for files that `fit` has not written."""
 
 
 def runs(arguments: list[str]) -> None:
@@ -49,17 +54,22 @@ def compare_runs(folders: list[Path], out: Path | None = None) -> None:
 def describe(folder: Path) -> dict[str, Any]:
     """A finished run as a row of the table."""
     try:
-        told = json.loads((folder / "run.json").read_text())
-        config = yaml.safe_load((folder / "config.yaml").read_text())
-        scores = told["scores"]
-    except (FileNotFoundError, KeyError) as error:
+        told = json.loads(read_file(folder / "run.json", LONGEST_RECORD))
+        config = yaml.safe_load(read_file(folder / "config.yaml", LONGEST_RECORD))
+        return _row(folder.name, told, config)
+    except _NOT_OF_A_RUN as error:
+        reason = str(error)[:200] or type(error).__name__
         raise UserError(
-            f"{folder} holds no finished run ({error}): give folders of runs that "
+            f"{folder} holds no finished run ({reason}): give folders of runs that "
             "`softmaxfree fit` has finished"
-        ) from None
+        ) from error
+
+
+def _row(name: str, told: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    scores = dict(told["scores"])
     model, data = config["model"]["init_args"], config["data"]["init_args"]
     return {
-        "run": folder.name,
+        "run": name,
         "task": config["model"]["class_path"].rpartition(".")[2],
         "data": data.get("name") or data.get("root"),
         "backbone": model.get("backbone") or "",

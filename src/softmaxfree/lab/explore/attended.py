@@ -16,7 +16,7 @@ from ...errors import UserError
 from ...layers.attention import SoftmaxFreeAttention
 from ...layers.samplers import AvgSampler, RandomSampler
 from ...ops.inverse import INVERSES, Inverse
-from ...ops.matrices import add_ridge
+from ...ops.matrices import add_ridge, eigenvalues
 from ..figures.newton import METHODS, residual
 from .looks import Look
 
@@ -203,7 +203,7 @@ def strength(factors: Factors) -> float:
     product = factors.A @ factors.Z @ factors.A
     if not product.isfinite().all():
         return math.inf
-    return torch.linalg.eigvalsh(product).abs().amax(-1).mean().item()
+    return eigenvalues(product).abs().amax(-1).mean().item()
 
 
 def resolution_warning(growths: Iterable[float], side: int, trained: int) -> str:

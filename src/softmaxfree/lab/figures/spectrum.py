@@ -19,6 +19,7 @@ from ...imports import Names, import_modules
 from ...layers.attention import SoftmaxFreeAttention
 from ...ops.inverse import INVERSES
 from ...ops.kernel import kernel_matrix
+from ...ops.matrices import eigenvalues
 from ..measure import exponent
 from ..pictures import COLORS
 from ..results import table
@@ -96,9 +97,9 @@ def _landmarks_of(record: AttentionRecord) -> Tensor:
 def points(name: str, matrices: Iterable[Tensor]) -> Iterator[Point]:
     """Yields the norms of an image's landmark matrices (heads, m, m), one for each m."""
     for a in matrices:
-        eigenvalues = torch.linalg.eigvalsh(a)  # (heads, m)
-        lost = torch.finfo(a.dtype).eps * a.shape[-1] * eigenvalues[:, -1]
-        full_rank = (eigenvalues[:, 0] > lost).tolist()
+        values = eigenvalues(a)  # (heads, m)
+        lost = torch.finfo(a.dtype).eps * a.shape[-1] * values[:, -1]
+        full_rank = (values[:, 0] > lost).tolist()
         root = a.sum(-1).rsqrt()
         for inverse in ("exact", "newton"):
             x = INVERSES[inverse](a, STEPS, 0.0)
@@ -158,7 +159,7 @@ def draw_spectrum(
     shown: dict[str, Tensor] = {}
     for name, image in tqdm(given.items(), "spectrum", leave=False):
         matrices = {side: landmark_matrix(subject, image, layer, side) for side in SIDES}
-        shown[name] = torch.linalg.eigvalsh(matrices[SHOWN]).flip(-1)
+        shown[name] = eigenvalues(matrices[SHOWN]).flip(-1)
         found += points(name, matrices.values())
     figure, (axes,) = panels(3, width=4.3, height=4.2)
     _draw_eigenvalues(axes[0], shown)

@@ -162,7 +162,7 @@ class Native(Torch):
             failed = library().softmaxfree_inverse(
                 a.data_ptr(), out.data_ptr(), count, m, ridge, threads
             )
-            if not failed:
+            if not failed and (definite or out.isfinite().all()):
                 return out
         return super().inverse(a, ridge, definite)
 

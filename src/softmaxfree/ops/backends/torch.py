@@ -10,6 +10,7 @@ from torch import Tensor
 from ..batching import is_readable
 from ..distances import TO_BASE_2, exponents, measure_into
 from ..matrices import Ridge, add_ridge, row_sums
+from ..precision import tiny
 from ..scratch import scratch
 from .tiles import Factor, Kept, Landmarks, Stack, stacks_of
 
@@ -102,16 +103,21 @@ class Torch:
     def inverse(self, a: Tensor, ridge: Ridge, definite: bool = False) -> Tensor:
         """The inverse of A + ridge I, (..., m, m), by Cholesky's factor.
 
-        A matrix that is singular to working precision gets as much ridge as rounding asks for,
-        unless all are known to be definite.
+        A matrix that is singular to working precision, or has an inverse beyond the type's range,
+        gets as much ridge as rounding asks for, unless all are known to be definite.
         """
         a = add_ridge(a, ridge)
         factor, failed = torch.linalg.cholesky_ex(a)
-        if not definite and not (is_readable(failed) and not failed.any()):
-            rounding = torch.finfo(a.dtype).eps * a.shape[-1] * row_sums(a).squeeze(-1)
-            factor, _ = torch.linalg.cholesky_ex(
-                add_ridge(a, rounding * (failed > 0).unsqueeze(-1))
-            )
+        if definite:
+            return torch.cholesky_inverse(factor)
+        singular = (failed > 0) | (factor.diagonal(dim1=-2, dim2=-1).amin(-1) < tiny(a.dtype))
+        if is_readable(singular) and not singular.any():
+            inverse = torch.cholesky_inverse(factor)
+            singular = ~inverse.isfinite().flatten(-2).all(-1)
+            if not singular.any():
+                return inverse
+        rounding = torch.finfo(a.dtype).eps * a.shape[-1] * row_sums(a).squeeze(-1)
+        factor, _ = torch.linalg.cholesky_ex(add_ridge(a, rounding * singular.unsqueeze(-1)))
         return torch.cholesky_inverse(factor)
 
     def gelu(self, x: Tensor, approximate: str) -> Tensor:
