@@ -133,18 +133,11 @@ def header_size(path: Path) -> Size:
         return file.size
 
 
-<<<<<<< HEAD
-def check_size(size: int | None, option: str = "--size") -> None:
-    """Raises UserError for a side below 1 or too large for memory."""
-    if size is not None and not 1 <= size <= LARGEST_SIZE:
-        raise UserError(f"{option} must be from 1 to {LARGEST_SIZE} pixels, got {size}")
-=======
 def check_size(size: int | Iterable[int] | None, option: str = "--size") -> None:
     """Raises UserError for a side of images that has no pixels or would fill the memory."""
     for side in size if isinstance(size, Iterable) else [size]:
         if side is not None and not 1 <= side <= LARGEST_SIZE:
             raise UserError(f"{option} must be from 1 to {LARGEST_SIZE} pixels, got {side}")
->>>>>>> port
 
 
 def check_resized(image: Image.Image, side: int) -> None:
