@@ -10,7 +10,6 @@ import argparse
 import json
 import math
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -40,17 +39,17 @@ def tests_of(file: Path) -> int:
 
 
 def run(file: Path, cases: int, records: Path) -> tuple[int, bool]:
-    """How many cases of a file passed, as Hypothesis counts them, and whether all did."""
+    """How many cases of a file were tried, and whether all passed."""
+    before = len(records.read_text().splitlines())
     environment = os.environ | {
         "SOFTMAXFREE_FUZZ_CASES": str(cases),
         "SOFTMAXFREE_FUZZ_RECORDS": str(records),
     }
-    call = [sys.executable, "-m", "pytest", "-q", "--hypothesis-show-statistics", str(file)]
+    call = [sys.executable, "-m", "pytest", "-q", str(file)]
     done = subprocess.run(call, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         print(done.stdout[-5000:], done.stderr[-2000:], sep="\n")
-    passed = re.findall(r"(\d+) passing", done.stdout)
-    return sum(map(int, passed)), done.returncode == 0
+    return len(records.read_text().splitlines()) - before, done.returncode == 0
 
 
 def percentile(values: list[float], share: float) -> float:

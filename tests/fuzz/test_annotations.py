@@ -26,6 +26,7 @@ from softmaxfree.data.sequences import open_sequences
 from softmaxfree.errors import UserError
 
 from ..processes import exit_code
+from .records import recorded
 from .test_images import SETTINGS, is_one_sentence
 
 NAMES = ["../outside.jpg", "/etc/hostname", "a/../../outside.jpg", "", ".", "..", "a\0b", "\x1b[2J"]
@@ -139,17 +140,19 @@ def test_coco(tmp_path: Path) -> None:
 
     @settings(**SETTINGS)
     @given(content=annotations(), damage=st.none() | st.integers(0, 2000))
-    def every(content: Any, damage: int | None) -> None:
+    @recorded("coco")
+    def every(content: Any, damage: int | None) -> bool:
         text = json.dumps(content)
         file.write_text(text if damage is None else text[:damage])
         try:
             scenes = open_scenes("coco", str(tmp_path), "val")
         except UserError as error:
             is_one_sentence(error)
-            return
+            return True
         assert isinstance(scenes, FileScenes)
         are_sound(scenes, tmp_path / "val")
         can_be_scored(scenes)
+        return False
 
     assert exit_code(every) == 0
 
@@ -172,7 +175,8 @@ def test_voc(tmp_path: Path) -> None:
         name=st.sampled_from(["7", "7", "9", "../7", "/7", "8"]),
         damage=st.none() | st.integers(0, 400),
     )
-    def every(changes: dict[str, str], name: str, damage: int | None) -> None:
+    @recorded("voc")
+    def every(changes: dict[str, str], name: str, damage: int | None) -> bool:
         said = {tag: f"<{tag}>{value}</{tag}>" for tag, value in (good | changes).items()}
         box = "".join(said[tag] for tag in tags[5:])
         text = (
@@ -186,10 +190,11 @@ def test_voc(tmp_path: Path) -> None:
             scenes = open_scenes("voc", str(tmp_path), "val")
         except UserError as error:
             is_one_sentence(error)
-            return
+            return True
         assert isinstance(scenes, FileScenes)
         are_sound(scenes, tmp_path / "JPEGImages")
         scenes.ground_truth()
+        return False
 
     assert exit_code(every) == 0
 
@@ -209,9 +214,10 @@ def test_label_folders(tmp_path: Path) -> None:
         damage=st.none() | st.integers(0, 60),
         folder=st.just("images/{split}") | folders,
     )
+    @recorded("label folders")
     def every(
         sizes: Any, mode: str, values: Any, turn: int, damage: int | None, folder: str
-    ) -> None:
+    ) -> bool:
         exif = Image.Exif()
         exif[0x0112] = turn
         Image.new("RGB", sizes[0]).save(tmp_path / "images/val/0.png", exif=exif)
@@ -227,9 +233,10 @@ def test_label_folders(tmp_path: Path) -> None:
             image, labels = maps.load(0)
         except UserError as error:
             is_one_sentence(error)
-            return
+            return True
         assert labels.shape == (image.height, image.width)
         assert set(labels.flatten().tolist()) <= {0, 1, 255}
+        return False
 
     assert exit_code(every) == 0
 
@@ -240,14 +247,15 @@ def test_listops(tmp_path: Path) -> None:
     @settings(**SETTINGS)
     @given(lines=st.lists(st.lists(words, max_size=8).map(" ".join), min_size=1, max_size=4),
            value=st.sampled_from(["\t4", "\t", "", "\t44", "\t4\t4"]))  # fmt: skip
-    def every(lines: list[str], value: str) -> None:
+    @recorded("listops")
+    def every(lines: list[str], value: str) -> bool:
         text = "\n".join([HEADER, *(line + value for line in lines)])
         (tmp_path / "basic_train.tsv").write_bytes(text.encode(errors="surrogatepass"))
         try:
             source = open_sequences("listops", str(tmp_path), "train")
         except UserError as error:
             is_one_sentence(error)
-            return
+            return True
         for index in range(len(source)):
             try:
                 tokens, label = source.load(index)
@@ -257,5 +265,6 @@ def test_listops(tmp_path: Path) -> None:
             assert len(tokens)
             assert ((tokens >= 1) & (tokens <= len(WORDS))).all()
             assert 0 <= label < 10
+        return False
 
     assert exit_code(every) == 0

@@ -31,6 +31,8 @@ from softmaxfree.tasks.predict import run as predict
 from softmaxfree.tasks.warm_start import initialise
 from softmaxfree.training.command import run
 
+from .records import record
+
 CASES = int(os.environ.get("SOFTMAXFREE_FUZZ_CASES", "25"))
 
 CONFIG: dict[str, Any] = {
@@ -251,17 +253,19 @@ def case(number: int, honest: dict[str, Any], values: list[Any]) -> tuple[str, d
 def test_nothing_is_done_because_a_file_says_so(folder: Path, honest: dict[str, Any]) -> None:
     """Each case ends well or in a sentence, and leaves no canary."""
     values = payloads(str(folder / "canary"))
-    wrong, refused = [], 0
+    wrong = []
     for number in range(CASES):
         command, checkpoint, told = case(number, honest, values)
         torch.save(checkpoint, folder / "file.ckpt")
         shutil.rmtree(folder / "out", ignore_errors=True)
+        taken = True
         try:
             COMMANDS[command](folder / "file.ckpt")
         except (UserError, SystemExit):
-            refused += 1
+            taken = False
         except Exception as error:
             wrong.append(f"case {number}: {told}: {error!r:.300}")
+        record(kind=f"checkpoints, {command}", dtype="", refused=not taken)
         if found := canaries(folder):
             wrong.append(f"case {number}: {told}: there is {found}")
             for path in found:
@@ -269,5 +273,4 @@ def test_nothing_is_done_because_a_file_says_so(folder: Path, honest: dict[str, 
                 path.unlink(missing_ok=True)
         if sys.modules.pop("evil", None):
             wrong.append(f"case {number}: {told}: evil was imported")
-    print(f"{CASES} checkpoints: {refused} refused, {len(wrong)} wrong")
     assert not wrong, "\n".join(wrong)

@@ -20,6 +20,7 @@ from softmaxfree.errors import UserError
 from softmaxfree.lab.explore.uploads import LIMITS, read_upload
 
 from ..processes import exit_code
+from .records import recorded
 
 CASES = int(os.environ.get("SOFTMAXFREE_FUZZ_CASES", "100"))
 SETTINGS: dict[str, Any] = {
@@ -100,20 +101,25 @@ def is_one_sentence(error: UserError, part: str = "") -> None:
     assert part in str(error)
 
 
-def is_read_or_refused(content: bytes, path: Path) -> None:
+def is_read_or_refused(content: bytes, path: Path) -> bool:
+    """Returns whether the file was refused."""
     path.write_bytes(content)
+    refused = False
     for read, limits in ((read_image, OWN), (read_upload, LIMITS)):
         try:
             check(read(path), limits.pixels, limits.longest)
         except ImageFileError as error:
             is_one_sentence(error, "file.bin cannot be read as an image: ")
+            refused = True
+    return refused
 
 
 def test_a_file_is_read_or_refused(tmp_path: Path) -> None:
     @settings(**SETTINGS)
     @given(content=files() | large_pngs() | st.binary(max_size=200))
-    def every(content: bytes) -> None:
-        is_read_or_refused(content, tmp_path / "file.bin")
+    @recorded("images")
+    def every(content: bytes) -> bool:
+        return is_read_or_refused(content, tmp_path / "file.bin")
 
     assert exit_code(every) == 0
 
@@ -121,10 +127,11 @@ def test_a_file_is_read_or_refused(tmp_path: Path) -> None:
 def test_whole_files_of_usual_modes_are_read(tmp_path: Path) -> None:
     @settings(**SETTINGS)
     @given(drawn=images(), turn=st.integers(1, 8))
-    def every(drawn: tuple[str, Image.Image], turn: int) -> None:
+    @recorded("whole images")
+    def every(drawn: tuple[str, Image.Image], turn: int) -> bool:
         kind, image = drawn
         if image.mode in ("LAB", "I", "F"):
-            return
+            return False
         exif = Image.Exif()
         exif[0x0112] = turn
         stream = io.BytesIO()
@@ -133,5 +140,6 @@ def test_whole_files_of_usual_modes_are_read(tmp_path: Path) -> None:
         expected = image.size[::-1] if turned else image.size
         assert load_image(stream).size == expected
         assert load_image(stream, annotated=image.size).size == image.size
+        return False
 
     assert exit_code(every) == 0
