@@ -8,6 +8,8 @@ from ..results import Table, number
 from .runner import Row
 
 SWIN = "Swin-T"
+GROWING = {"ratios": [8, 4, 2, 1]}
+"""Options with which the number of landmarks grows with the image, as in the released models."""
 
 
 def image_table(rows: list[Row], group: str, names: Mapping[str, str]) -> Table:

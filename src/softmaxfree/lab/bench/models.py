@@ -19,6 +19,7 @@ from ..results import Note, Page, Table, number, publish, result
 from .complexity import NOTES as COMPLEXITY
 from .complexity import complexity, complexity_table
 from .contestants import TITLES, Device, layer_names
+from .image import GROWING
 from .released import as_released
 from .runner import Entry, Plan, Row, measure_in_turns, start, too_slow
 
@@ -109,7 +110,7 @@ _RELEASED = "as released"
 _TINY = "softpp_tiny_fudan"
 _SMALL = "softpp_small"
 _PEERS = [
-    ComparedModel("SOFT++-S", _SMALL),
+    ComparedModel("SOFT++-S, ratios", _SMALL, arguments=GROWING),
     ComparedModel("SOFT++-S, 49 landmarks", _SMALL, arguments={"num_landmarks": 49}),
     *(
         ComparedModel(title, model, "SOFT++-S, 49 landmarks", arguments, sized=sized, larger=larger)

@@ -18,7 +18,7 @@ from ...models.cost import Cost, cost_of
 from ...models.segmenters import Segmenter, build_segmenter
 from ..paper import SEGMENTATION
 from ..results import Note, Page, Table, number, publish, result
-from .image import SWIN, image_table
+from .image import GROWING, SWIN, image_table
 from .runner import Call, Entry, Plan, Row, measure_in_turns, start
 
 with needs("segmentation", "measuring segmenters"):
@@ -129,8 +129,8 @@ NOTES_ON_FIGURES = """\
 Multiply-adds of the forward pass in evaluation, every product once. The auxiliary head, for
 training, does not run; its 0.9 M parameters (1.2 M on large) are counted, as in the paper.
 "inverse" is the part that inverts landmark matrices, "kernel" the part that compares tokens with
-landmarks and these with each other. Without "49 landmarks" the number of landmarks grows with the
-image: 256 at 512 x 512, 576 at 768 x 768.
+landmarks and these with each other. With "ratios" the number of landmarks grows with the image:
+256 at 512 x 512, 576 at 768 x 768.
 
 The decoder is the paper's: with Swin-T and ConvNeXt-T parameters and multiply-adds are within 0.5 %
 of those printed. It takes 211 G at 512 x 512 and 473 G at 768 x 768, on large 212 and 475: 65 to
@@ -222,9 +222,9 @@ def figures() -> list[Row]:
     ]
     for data, backbone in tqdm(cases, desc="counting", unit="model", leave=False):
         classes, side, printed = SEGMENTATION[data]
-        for options in ({},) if backbone in PEERS else ({"num_landmarks": 49}, {}):
+        for options in ({},) if backbone in PEERS else ({"num_landmarks": 49}, GROWING):
             parts = count(backbone, options, classes, (side, side))
-            suffix = ", 49 landmarks" if options else ""
+            suffix = ", ratios" if options is GROWING else ", 49 landmarks"
             rows.append(
                 {
                     "data": data,
