@@ -69,6 +69,8 @@ def model_arguments(task: str, given: Any, names: Sequence[str]) -> dict[str, An
     given = given if isinstance(given, Mapping) else {}
     if given.get("num_classes") is None:
         raise UserError("the checkpoint has no num_classes: it is damaged")
+    if "backbone" in names and not isinstance(given.get("backbone"), str):
+        raise UserError("the checkpoint has no backbone: it is damaged")
     wanted = {name: given[name] for name in names if name in given}
     return _refusing(wanted, tasks()[task], "the model")
 

@@ -198,6 +198,21 @@ def test_a_tensor_that_is_larger_than_what_is_stored_is_refused(tmp_path: Path) 
             read(path)
 
 
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("callbacks", [[]]), ("state_dict", "evil"), ("state_dict", {"a": 1}), ("loops", 3),
+        ("pytorch-lightning_version", {"a": 1}), ("pytorch-lightning_version", "1; evil"),
+        ("optimizer_states", {}), ("hyper_parameters", None), ("global_step", "7"),
+    ],
+)  # fmt: skip
+def test_parts_of_other_types_are_refused(part: str, value: Any, tmp_path: Path) -> None:
+    """Lightning relies on them, and would end in a traceback."""
+    torch.save({"state_dict": {}, part: value}, tmp_path / "file.ckpt")
+    with pytest.raises(UserError, match=r"file\.ckpt cannot be read as a checkpoint \(its "):
+        AtomicCheckpointIO().load_checkpoint(tmp_path / "file.ckpt")
+
+
 def test_links_are_replaced_and_not_followed(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("mine")

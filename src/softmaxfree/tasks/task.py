@@ -1,5 +1,6 @@
 """What all tasks share: optimiser, schedule, averaged weights, freezing, seeds of steps."""
 
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -117,6 +118,16 @@ class Task(LightningModule):
 
     def configure_callbacks(self) -> list[Callback]:
         return [] if self.ema is None else [MovingAverage(self.ema)]
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Loads weights; raises UserError if they are of another model."""
+        try:
+            return super().load_state_dict(state_dict, strict, assign)
+        except RuntimeError as error:
+            reason = " ".join(str(error).split("\n", 1)[-1].split())
+            raise UserError(f"the checkpoint is of another model: {reason:.300}") from error
 
     def configure_optimizers(self) -> Any:
         optimizer = create_optimizer_v2(

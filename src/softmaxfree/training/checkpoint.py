@@ -10,9 +10,10 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
-from ..checkpoint_files import LAST, PREVIOUS, damage, keep_previous, write_checkpoint
+from ..checkpoint_files import LAST, PREVIOUS, keep_previous, write_checkpoint
 from ..errors import DivergedError, UserError
 from ..files import remove_unfinished
+from ..tasks.predict import read_run_checkpoint
 from .loop import RunLoop
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -37,9 +38,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(
         self, path: Any, map_location: Any = lambda storage, _: storage, weights_only: Any = True
     ) -> Any:
-        if reason := damage(Path(path)):
-            raise UserError(f"{path} cannot be read as a checkpoint ({reason}): it is damaged")
-        return super().load_checkpoint(path, map_location, weights_only)
+        return read_run_checkpoint(Path(path))
 
 
 class RunCheckpoint(Checkpoint):

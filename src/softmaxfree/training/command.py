@@ -157,10 +157,14 @@ class TrainingCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         try:
             super().instantiate_classes()
-        except ValueError as error:
-            if str(error).startswith("Does not validate") and error.__cause__:
-                raise error.__cause__ from None  # the class's own message
-            raise
+        except (ValueError, RuntimeError) as error:
+            wrapped = str(error).startswith("Does not validate") and error.__cause__
+            cause = error.__cause__ if wrapped else error  # the class's own message
+            if "allocate memory" in str(cause):
+                raise UserError(
+                    "the model does not fit into this machine's memory: check --model.options"
+                ) from error
+            raise cause or error from None
 
     def after_instantiate_classes(self) -> None:
         if self.config.checkpoint:
@@ -168,7 +172,10 @@ class TrainingCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         if self.command != "fit":
-            return super().instantiate_trainer(logger=False, enable_checkpointing=False)
+            plugins = [*_as_list(self.config_init.trainer.plugins), AtomicCheckpointIO()]
+            return super().instantiate_trainer(
+                logger=False, enable_checkpointing=False, plugins=plugins
+            )
         config = self.config
         self.text = _configuration(self.parser, config)
         path = config.checkpoint
