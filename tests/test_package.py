@@ -11,6 +11,8 @@ import pytest
 
 import softmaxfree
 
+from . import package_map
+
 SOURCE = Path(softmaxfree.__file__).parent
 ORDER = [
     "threads",
@@ -137,6 +139,22 @@ def test_no_arrow_points_back(path: Path) -> None:
     assert part in ORDER, f"{part} has no place in the order {ORDER}"
     later = set(ORDER[ORDER.index(part) + 1 :])
     assert not imported_parts(path) & later
+
+
+def test_the_map_in_contributing_is_up_to_date() -> None:
+    """Which part imports which to the letter, lines to a tenth."""
+
+    def rows(table: str) -> dict[str, list[str]]:
+        lines = [line.split("|")[1:-1] for line in table.splitlines()[2:]]
+        return {name.strip(): [cell.strip() for cell in cells] for name, *cells in lines}
+
+    shown, now = rows(package_map.block(package_map.PAGE.read_text())), rows(package_map.written())
+    assert shown.keys() == now.keys()
+    for name, (lines, arrows) in now.items():
+        assert shown[name][1] == arrows, name
+        before, after = (float(text.replace(",", "")) for text in (shown[name][0], lines))
+        assert abs(after - before) <= 100 + 0.1 * before, name
+        assert "lab" in name or "lab" not in arrows
 
 
 def test_private_names_of_other_packages_are_listed() -> None:

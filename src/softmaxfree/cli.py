@@ -43,7 +43,7 @@ COMMANDS: Commands = {
     "runs": Command("training.runs:runs", "compare finished training runs", "train", True),
     "models": Command("lab.bench.family:models", "list every backbone and its cost"),
     "build": Command("ops.backends.native:build", "compile the optional code for this CPU"),
-    "doctor": Command("lab.doctor:doctor", "check this machine and say what it does best"),
+    "doctor": Command("lab.bench.doctor:doctor", "check this machine and say what it does best"),
     "convert": Command("models.convert:convert_released", "turn released weights to safetensors"),
     "export": Command("deploy:export_checked", "export a backbone to ONNX or torch.export"),
     "reproduce": Command(

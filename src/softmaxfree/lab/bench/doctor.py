@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ..environment import hardware, versions
-from ..errors import UserError
-from ..files import write_atomically
-from ..ops import softmax_free_attention
-from ..ops.backends import native, torch_only
-from ..ops.inverse import INVERSES
-from ..threads import waiting
-from .bench.models import infer
-from .measure import time_interleaved
-from .results import table
+from ...environment import hardware, versions
+from ...errors import UserError
+from ...files import write_atomically
+from ...ops import softmax_free_attention
+from ...ops.backends import native, torch_only
+from ...ops.inverse import INVERSES
+from ...threads import waiting
+from ..measure import time_interleaved
+from ..results import table
+from .models import infer
 
 MODEL, IMAGES = "softpp_tiny", (4, 3, 224, 224)
 TOLERANCE = 1e-4

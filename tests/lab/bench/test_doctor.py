@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from softmaxfree import cli
-from softmaxfree.lab import doctor
+from softmaxfree.lab.bench import doctor
 
 
 @pytest.fixture(autouse=True)
