@@ -16,8 +16,10 @@ endif
 help: ## what there is
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
 
-# pip says nothing but errors; a line before each long step says what is done.
-INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input --constraint constraints.txt
+# pip says nothing but errors; a line before each long step says what is done. Python compiles what is
+# imported when it is imported first: compiling all of torch takes a minute.
+PIP = -m pip install -qq --no-compile --disable-pip-version-check --no-input
+INSTALL = $(BIN)/python $(PIP) --constraint constraints.txt
 
 setup-train: $(VENV)/.train ## build .venv with what training needs: what `make demo` does first
 
@@ -73,7 +75,7 @@ setup-mindspore: $(MINDSPORE)/.installed
 $(MINDSPORE)/.installed: mindspore/pyproject.toml mindspore/constraints.txt
 	@echo "Installing MindSpore into $(MINDSPORE): 2 minutes ..."
 	@$(PYTHON) -m venv $(MINDSPORE)
-	@$(MINDSPORE)/bin/python -m pip install -qq --disable-pip-version-check --no-input --constraint mindspore/constraints.txt --editable './mindspore[dev]'
+	@$(MINDSPORE)/bin/python $(PIP) --constraint mindspore/constraints.txt --editable './mindspore[dev]'
 	@touch $@
 
 test-mindspore: setup setup-mindspore ## the tests of mindspore/, in an environment of its own
