@@ -66,20 +66,26 @@ def pinv(a: Tensor, method: str = "auto", iters: int = 20, ridge: float | None =
         raise ValueError(f"a is empty: its shape is {shape(a)}")
     checked = Inverse.checked(method, iters, ridge)
     with without_autocast(a):
-        inverse = _scaled_inverse(a.to(compute_dtype(a)), *checked)
+        method_of_any_scale = closed_form_gradient(_scaled(INVERSES[checked.method]))
+        inverse = method_of_any_scale(a.to(compute_dtype(a)), checked.iters, checked.ridge)
         most = torch.finfo(a.dtype).max
         return inverse.clamp(-most, most).to(a.dtype)
 
 
-def _scaled_inverse(a: Tensor, method: str, iters: int, ridge: float) -> Tensor:
+def _scaled(method: Method) -> Method:
     """(A / s + ridge / s I)^+ / s, with a power of 2 as s for each matrix: neither squares nor
     sums of its entries leave the type's range."""
-    size = a.detach().abs().amax((-2, -1), keepdim=True).clamp(min=ridge)
-    size = size.clamp(min=torch.finfo(a.dtype).smallest_normal)
-    scale = size.log2().ceil().clamp(max=_exponent_of_largest(a.dtype)).exp2()
-    if is_readable(scale) and (scale == 1).all():
-        return INVERSES[method](a, iters, ridge)
-    return INVERSES[method](a / scale, iters, (ridge / scale).squeeze(-1)) / scale
+
+    @wraps(method)
+    def inverse(a: Tensor, iters: int, ridge: Ridge) -> Tensor:
+        size = a.detach().abs().amax((-2, -1), keepdim=True).clamp(min=ridge)
+        size = size.clamp(min=torch.finfo(a.dtype).smallest_normal)
+        scale = size.log2().ceil().clamp(max=_exponent_of_largest(a.dtype)).exp2()
+        if is_readable(scale) and (scale == 1).all():
+            return method(a, iters, ridge)
+        return method(a / scale, iters, (ridge / scale).squeeze(-1)) / scale
+
+    return inverse
 
 
 def _exponent_of_largest(dtype: torch.dtype) -> int:
