@@ -57,7 +57,11 @@ def test_a_run_killed_again_and_again_ends_as_one_never_stopped(
     small: Path, tmp_path: Path
 ) -> None:
     """Augmentation, mixup, drop-path, averages and workers are on; 11 steps an epoch."""
-    command: list[str | Path] = ["fit", "--config", small, "--save_every", "3"]
+    write_digits(tmp_path / "digits", train=88, val=16)
+    command: list[str | Path] = [
+        "fit", "--config", small, "--save_every", "3", "--data.name=", "--data.root=digits",
+        "--data.batch_size=8",
+    ]  # fmt: skip
     whole = softmaxfree(*command, "--out", "whole", cwd=tmp_path)
     assert whole.returncode == 0, whole.stderr
     cut = [*command, "--out", "cut", "--checkpoint", "last"]

@@ -18,6 +18,7 @@ from PIL import Image
 
 from softmaxfree.cli import main
 from softmaxfree.errors import DivergedError, UserError
+from softmaxfree.layers.registry import ATTENTIONS
 from softmaxfree.tasks.predict import Classifier, read_run_checkpoint
 from softmaxfree.tasks.predict import run as predict
 from softmaxfree.training.checkpoint import SIGNALS
@@ -27,7 +28,7 @@ from softmaxfree.training.log import read_metrics
 
 from ..data.folders import write_digits
 from ..test_cli import softmaxfree as in_this_process
-from .conftest import Fit, equal, softmaxfree, weights
+from .conftest import Fit, equal, weights
 
 
 def test_a_run_leaves_everything_that_is_needed(
@@ -166,24 +167,32 @@ class MyAttention(MultiHeadAttention):
 
 
 @pytest.mark.slow
-def test_an_attention_of_ones_own_from_fit_to_predict(small: Path, tmp_path: Path) -> None:
+def test_an_attention_of_ones_own_from_fit_to_predict(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SOFTMAXFREE_RUN", raising=False)
     (tmp_path / "mine.py").write_text(OWN)
+
+    def command(*words: str | Path) -> str:
+        """As in a process that has not imported the module."""
+        sys.modules.pop("mine", None)
+        ATTENTIONS.pop("mine", None)
+        done = in_this_process(*map(str, words))
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
     few = ("--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--data.num_workers=0")
     own = ("--modules", "[mine]")
-    done = softmaxfree(
-        "fit", "--config", small, "--out", "run", *few, *own, "--model.attention", "mine",
-        cwd=tmp_path,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    line = next(line for line in done.stdout.splitlines() if "softmaxfree predict " in line)
+    printed = command(
+        "fit", "--config", small, "--out", "run", *few, *own, "--model.attention", "mine"
+    )
+    line = next(line for line in printed.splitlines() if "softmaxfree predict " in line)
     words = shlex.split(line.partition(" softmaxfree ")[2])
     assert words[-2:] == ["--modules", "[mine]"]
-    done = softmaxfree(*words[:-1], "mine", cwd=tmp_path)  # one alone needs no brackets
-    assert done.returncode == 0, done.stderr
-    assert "%" in done.stdout
-    done = softmaxfree("validate", "--checkpoint", "run/last.ckpt", *own, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "val/accuracy" in done.stdout
+    assert "%" in command(*words[:-1], "mine")  # one alone needs no brackets
+    assert "val/accuracy" in command("validate", "--checkpoint", "run/last.ckpt", *own)
+    ATTENTIONS.pop("mine")
     with pytest.raises(ValueError, match=r"because a file names them: give --modules \[mine\]"):
         run("test", ["--checkpoint", str(tmp_path / "run/last.ckpt")])
 
