@@ -10,7 +10,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -224,10 +224,17 @@ def differences(one: Any, other: Any, name: str = "") -> list[str]:
     return [] if one == other else [f"{name}: {one} and {other}"]
 
 
-@cache
+_OUTCOMES: dict[str, dict[str, Any]] = {}
+
+
 def unbroken(plan: Plan) -> dict[str, Any]:
-    """The outcome of a run that is never stopped."""
-    return broken(plan)
+    """The outcome of a run that is never stopped; computed once for each plan.
+
+    By the plan's text: plans with 1 and 1.0 are equal, but one batch is not all batches.
+    """
+    if repr(plan) not in _OUTCOMES:
+        _OUTCOMES[repr(plan)] = broken(plan)
+    return _OUTCOMES[repr(plan)]
 
 
 def broken(plan: Plan, *kills: Kill) -> dict[str, Any]:
