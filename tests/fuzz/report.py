@@ -32,7 +32,7 @@ DRAWING = {
     "test_matrices.py": 1.3,
     "test_tokens.py": 3,
 }
-"""How many tests of a file draw cases; a third of the cases of the second of matrices have a ridge."""
+"""How many tests of a file draw cases; in the second of matrices a third of them apply."""
 
 PERCENTILES = (50.0, 99.0, 99.9, 100.0)
 MAGNITUDES = (1e-3, 1.0, 1e1, 1e2, 1e4, 1e6, 1e8)
