@@ -20,6 +20,7 @@ from softmaxfree.data import coco
 from softmaxfree.data.coco import CocoScenes
 from softmaxfree.data.digit_scenes import DigitScenes
 from softmaxfree.data.image_files import ImageFileError
+from softmaxfree.data.paths import below
 from softmaxfree.data.scenes import Scenes, open_scenes
 from softmaxfree.data.sources import Digits
 from softmaxfree.errors import UserError
@@ -631,3 +632,11 @@ def test_what_is_wrong_is_said_in_one_sentence(
     with pytest.raises(ValueError, match=sentence) as caught:
         open_scenes(name, None, split, classes)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["\ud800", "a/\udfff.jpg"])
+def test_a_name_with_half_a_character_is_refused(name: str, tmp_path: Path) -> None:
+    """No file can have such a name; JSON can."""
+    with pytest.raises(UserError, match="is no name of a file below") as error:
+        below(tmp_path, name)
+    assert str(error.value).isascii()

@@ -40,15 +40,30 @@ def below(folder: Path, name: str) -> Path:
     Symbolic links are followed: the folder's owner made them, not a name in a file.
     """
     parts = PurePath(name).parts
-    if not parts or PurePath(name).is_absolute() or ".." in parts or "\0" in name:
+    if (
+        not parts
+        or PurePath(name).is_absolute()
+        or ".." in parts
+        or "\0" in name
+        or _encoded(name) is None
+    ):
         raise UserError(
             f"{shown(name)!r} is no name of a file below {shown(folder)}: "
-            "names may not be empty, begin with / or have .. in them"
+            "names may not be empty, begin with /, have .. in them or half a character"
         )
     return folder / name
 
 
 def shown(path: PurePath | str) -> str:
     """A path for messages; bytes that are not UTF-8 and control characters are escaped."""
-    text = os.fsencode(path).decode("utf-8", "backslashreplace")
+    encoded = _encoded(path)
+    text = str(path) if encoded is None else encoded.decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _encoded(path: PurePath | str) -> bytes | None:
+    """A path as the system has it; None if it has a lone surrogate, which no file's name can."""
+    try:
+        return os.fsencode(path)
+    except UnicodeEncodeError:
+        return None

@@ -66,8 +66,10 @@ def pinv(a: Tensor, method: str = "auto", iters: int = 20, ridge: float | None =
         raise ValueError(f"a is empty: its shape is {shape(a)}")
     checked = Inverse.checked(method, iters, ridge)
     with without_autocast(a):
-        method_of_any_scale = closed_form_gradient(_scaled(INVERSES[checked.method]))
-        inverse = method_of_any_scale(a.to(compute_dtype(a)), checked.iters, checked.ridge)
+        of_any_scale = _scaled(INVERSES[checked.method])
+        if checked.method in CLOSED_FORM:  # the gradient of the unscaled inverse stays in range
+            of_any_scale = closed_form_gradient(of_any_scale)
+        inverse = of_any_scale(a.to(compute_dtype(a)), checked.iters, checked.ridge)
         most = torch.finfo(a.dtype).max
         return inverse.clamp(-most, most).to(a.dtype)
 
@@ -303,3 +305,6 @@ INVERSES: dict[str, Method] = {
     for method in (auto, rescaled, cholesky, newton, paper, damped, backtrack, exact)
 }
 """Every method by its name."""
+
+CLOSED_FORM = frozenset(INVERSES)
+"""Methods with the gradient in closed form; one that is added to the table keeps its own."""

@@ -110,10 +110,10 @@ _RELEASED = "as released"
 _TINY = "softpp_tiny_fudan"
 _SMALL = "softpp_small"
 _PEERS = [
+    ComparedModel("SOFT++-S", _SMALL),
     ComparedModel("SOFT++-S, ratios", _SMALL, arguments=GROWING),
-    ComparedModel("SOFT++-S, 49 landmarks", _SMALL, arguments={"num_landmarks": 49}),
     *(
-        ComparedModel(title, model, "SOFT++-S, 49 landmarks", arguments, sized=sized, larger=larger)
+        ComparedModel(title, model, "SOFT++-S", arguments, sized=sized, larger=larger)
         for title, model, arguments, sized, larger in (
             ("PVTv2-B2", "pvt_v2_b2", {}, False, {}),
             ("Swin-T", "swin_tiny_patch4_window7_224", {}, True, {}),
