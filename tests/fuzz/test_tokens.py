@@ -116,9 +116,13 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def error(got: Tensor, expected: Tensor, scale: Tensor) -> float:
-    """Relative, in float64; of what is nothing beside the values, relative to these."""
+    """Relative, in float64; of what is nothing beside the values, relative to these.
+
+    Below a type's smallest normal number its digits are absolute, not relative: 3e-8 in float16.
+    """
     size = torch.maximum(expected.norm(), 1e-6 * scale.double().norm())
-    return ((got.double() - expected).norm() / size.clamp(min=1e-300)).item()
+    size = size.clamp(min=torch.finfo(got.dtype).smallest_normal)
+    return ((got.double() - expected).norm() / size).item()
 
 
 @FUZZ

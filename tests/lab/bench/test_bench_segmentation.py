@@ -63,7 +63,7 @@ def test_segmenters_in_turns(
     assert body["multiply_adds"] < window["multiply_adds"] < whole["multiply_adds"]
     assert by_windows["multiply_adds"] == 2 * window["multiply_adds"]
     titles = [row["title"] for row in content["figures"]]
-    assert titles == ["softpp_nano, 49 landmarks", "softpp_nano", "ConvNeXt-T"]
+    assert titles == ["softpp_nano, 49 landmarks", "softpp_nano, ratios", "ConvNeXt-T"]
     with (tmp_path / "segmentation.csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(contestants)
 
