@@ -19,7 +19,8 @@ from PIL import Image
 from softmaxfree.cli import main
 from softmaxfree.errors import DivergedError, UserError
 from softmaxfree.layers.registry import ATTENTIONS
-from softmaxfree.tasks.predict import Classifier, read_run_checkpoint
+from softmaxfree.models.weights import find_weights
+from softmaxfree.tasks.predict import Classifier
 from softmaxfree.tasks.predict import run as predict
 from softmaxfree.training.checkpoint import SIGNALS
 from softmaxfree.training.command import run
@@ -95,7 +96,7 @@ def test_the_commands_to_try_next_work_when_pasted(
 
 def test_prediction_uses_the_averaged_weights_and_the_runs_preparation(fit: Fit) -> None:
     folder = fit()
-    predictor = Classifier(read_run_checkpoint(folder / "last.ckpt"))
+    predictor = Classifier(find_weights(folder))
     averaged = weights(folder / "last.ckpt", "state_dict")
     assert not equal(averaged, weights(folder / "last.ckpt"))
     own = {f"model.{name}": tensor for name, tensor in predictor.model.state_dict().items()}

@@ -9,7 +9,7 @@ from ..checkpoint_files import sound_checkpoint
 from ..errors import UserError, visible
 from ..files import recipe
 from ..imports import listed
-from ..tasks.predict import read_run_checkpoint
+from ..models.checkpoints import read_run_checkpoint
 from ..trust import configuration, read_yaml
 
 
