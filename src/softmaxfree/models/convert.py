@@ -105,10 +105,14 @@ def _recognised(weights: Weights, found: Found, attention: str) -> Weights:
     if isinstance(size := found.arguments["img_size"], int):
         told["input_size"] = (3, size, size)
     known = described(weights.source, state, name, told, options)
-    with torch.device("meta"):
-        expected = build_model(*known.config()).state_dict()
+    alone = replace(weights, state=state)
+    try:
+        with torch.device("meta"):
+            expected = build_model(*known.config()).state_dict()
+    except Exception:  # whatever strange shapes make torch raise
+        return alone
     shapes, own = ({key: x.shape for key, x in one.items()} for one in (expected, state))
-    return known if shapes == own else replace(weights, state=state)
+    return known if shapes == own else alone
 
 
 def convert_released(

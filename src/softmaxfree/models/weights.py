@@ -260,7 +260,7 @@ def _unknown(name: str) -> str:
         return (
             f"{name} is a model without trained weights: {some}, or give a run's folder or a file"
         )
-    near = get_close_matches(name, [*PACKAGED, *timm.list_pretrained("soft*")], n=3)
+    near = get_close_matches(name, [*PACKAGED, *timm.list_models("soft*")], n=3)
     hint = f"did you mean {' or '.join(near)}? Or give" if near else "give"
     kind = "is no file" if name.endswith((".pth", ".safetensors")) else "are no weights"
     return (
