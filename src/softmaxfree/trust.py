@@ -27,7 +27,7 @@ WEIGHTS = frozenset(
 """Options that say where a model's first weights come from; a checkpoint has its own weights."""
 _NEEDLESS = {"model.init_checkpoint", "data.download"}
 """Used at the start of a run alone."""
-_OF_TRAINING = {"model.teacher", "model.teacher_checkpoint", "model.results"}
+_OF_TRAINING = {"model.teacher", "model.results"}
 """Needed to train, but not to score."""
 
 

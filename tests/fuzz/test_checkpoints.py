@@ -27,6 +27,7 @@ from softmaxfree.lab.explore.view import available_models
 from softmaxfree.lab.figures.heatmap import draw_heatmap as heatmap
 from softmaxfree.lab.figures.subject import subjects
 from softmaxfree.models.convert import convert
+from softmaxfree.models.weights import find_weights
 from softmaxfree.tasks.predict import run as predict
 from softmaxfree.tasks.warm_start import initialise
 from softmaxfree.training.command import run
@@ -128,8 +129,8 @@ PLACES = [
                                                             "dict_kwargs", "unknown")),
     *(("model", "init_args", name) for name in (
         "backbone", "num_classes", "attention", "tie_qk", "options", "optimizer",
-        "optimizer_options", "schedule", "ema", "init_checkpoint", "freeze", "teacher",
-        "teacher_checkpoint", "results", "mixup", "unknown",
+        "optimizer_options", "schedule", "ema", "init_checkpoint", "freeze", "teacher", "results",
+        "mixup", "unknown",
     )),
     *(("model", "init_args", "options", name) for name in (
         "checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir",
@@ -174,7 +175,7 @@ COMMANDS: dict[str, Callable[[Path], object]] = {
     ),
     "convert": lambda path: convert(path, Path("out.safetensors")),
     "init_checkpoint": lambda path: initialise(
-        timm.create_model("softpp_nano", num_classes=10), path
+        timm.create_model("softpp_nano", num_classes=10), find_weights(path)
     ),
 }
 """Every command that reads a checkpoint."""

@@ -44,19 +44,17 @@ def describe_run(folder: Path, **known: Any) -> None:
 
 
 def resumptions(folder: Path, new: dict[str, Any] | None) -> dict[str, Any]:
-    """The entry of run.json that lists from where a run was resumed, `new` the latest."""
+    """The entries of run.json that a resumed run keeps: where it started, and was resumed from."""
     if new is None:
         return {}
     try:
-        before = json.loads(read_file(folder / "run.json", LONGEST_RECORD))["resumed"]
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        RecursionError,
-    ):  # none yet, or not by `fit`
-        before = []
-    return {"resumed": [*(before if isinstance(before, list) else []), new]}
+        told = json.loads(read_file(folder / "run.json", LONGEST_RECORD))
+    except (ValueError, RecursionError):  # none yet, or not by `fit`
+        told = {}
+    told = told if isinstance(told, dict) else {}
+    before = told.get("resumed")
+    kept = {"start": told["start"]} if isinstance(told.get("start"), str) else {}
+    return {**kept, "resumed": [*(before if isinstance(before, list) else []), new]}
 
 
 def leave_traceback(folder: Path, rank: int) -> None:
