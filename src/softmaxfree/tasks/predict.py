@@ -15,6 +15,7 @@ from ..data.image_files import check_resized, check_size
 from ..data.transforms import evaluation_transform
 from ..environment import chosen_device
 from ..errors import UserError, visible
+from ..files import check_folder_of
 from ..imports import MODULES, Names, import_modules
 from ..models.weights import Weights, find_weights
 from .predict_files import TABLES, Entries, Pictures, Reader, find_images, table
@@ -209,6 +210,7 @@ def _is_table(out: Path | None) -> bool:
         return False
     if out.suffix not in TABLES:
         raise UserError(f"--out must be a folder, or end in {' or '.join(TABLES)}, got {out}")
+    check_folder_of(out)
     return True
 
 
