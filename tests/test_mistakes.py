@@ -143,6 +143,8 @@ if not torch.cuda.is_available():
     PREDICT[f"predict red.png {DIGITS} --device cuda"] = "torch finds no GPU; use --device cpu"
     OPTIONS["fit --out run --trainer.accelerator gpu"] = "no GPU; use --trainer.accelerator cpu"
 
+ROWS = {**COMMANDS, **PREDICT, **FILES, **DATA, **OPTIONS}
+
 WRONG = ("Traceback", "weights_only", "<class", "NoneType", "Parser key", "Subtypes", "\x1b")
 """What no answer may have in it: other programs' words and advice."""
 
@@ -189,7 +191,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.mark.parametrize(
     ("line", "answer"),
-    [row for table in (COMMANDS, PREDICT, FILES, DATA, OPTIONS) for row in table.items()],
+    ROWS.items(),
+    ids=ROWS,
 )
 def test_a_mistake_is_answered_with_one_sentence(line: str, answer: str, folder: Path) -> None:
     before = sorted(folder.rglob("*"))
