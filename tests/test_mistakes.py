@@ -200,7 +200,8 @@ def test_a_mistake_is_answered_with_one_sentence(line: str, answer: str, folder:
     with redirect_stdout(io.StringIO()), redirect_stderr(error), pytest.raises(SystemExit) as stop:
         main(shlex.split(line))
     assert stop.value.code in (1, 2)
-    (sentence,) = error.getvalue().splitlines()
+    *notices, sentence = error.getvalue().splitlines()
+    assert not any("error" in notice for notice in notices)
     assert sentence.startswith("softmaxfree: error: ")
     assert re.search(answer, sentence), sentence
     assert not any(word in sentence for word in WRONG)
