@@ -13,6 +13,7 @@ from timm.models._hub import save_for_hf
 from softmaxfree.data.sources import Digits
 from softmaxfree.errors import UserError
 from softmaxfree.layers.registry import attention_class
+from softmaxfree.models.convert import convert
 from softmaxfree.models.variants import PUBLISHED
 from softmaxfree.models.weights import PACKAGED, Preparation, find_weights
 from softmaxfree.tasks.predict import Classifier
@@ -47,7 +48,7 @@ def test_a_name_gives_model_preparation_and_classes(name: str) -> None:
     assert (weights.source, weights.task) == (name, "Classification")
 
 
-@pytest.mark.parametrize("way", ["local-dir", "folder", "checkpoint", "run"])
+@pytest.mark.parametrize("way", ["local-dir", "folder", "checkpoint", "run", "converted"])
 def test_every_way_gives_the_same_classifier(way: str, tmp_path: Path) -> None:
     known = find_weights(CIFAR10)
     if way in ("local-dir", "folder"):
@@ -58,6 +59,9 @@ def test_every_way_gives_the_same_classifier(way: str, tmp_path: Path) -> None:
         state = {f"model.{name}": tensor for name, tensor in known.state.items()}
         torch.save({**known.told, "state_dict": state}, tmp_path / "last.ckpt")
         source = str(tmp_path if way == "run" else tmp_path / "last.ckpt")
+    if way == "converted":
+        assert convert(source, tmp_path / "model.safetensors") is None
+        source = str(tmp_path / "model.safetensors")
     found = find_weights(source)
     images = torch.randn(1, 3, 32, 32)
     assert torch.equal(found.build()(images), known.build()(images))
@@ -96,7 +100,7 @@ def test_tensors_alone_say_what_to_do(tmp_path: Path) -> None:
         ("softpp_tiny", "train it with `softmaxfree fit`"),
         ("softpp_nano.cifar", "is a model without trained weights: choose softpp_nano.cifar10"),
         ("digits-linformer", "no weights digits-linformer: did you mean .*digits-"),
-        ("no/such.pth", "there are no weights no/such.pth: give a name such as"),
+        ("no/such.pth", "there is no file no/such.pth: give a name such as"),
         ("no/such.ckpt", "there is no checkpoint no/such.ckpt"),
         ("local-dir:no", "local-dir:no holds no weights: give the folder of a run"),
         (".", r"\. holds no weights: give the folder of a run, with last.ckpt, or one with config"),

@@ -172,7 +172,7 @@ def test_a_run_that_goes_on_needs_no_weights_to_start_from(tmp_path: Path) -> No
     again = Classification(**arguments)
     recorder = train(again, tmp_path, steps=2, epochs=2, ckpt_path=run)
     assert len(recorder.weights) == 2
-    with pytest.raises(ValueError, match=r"there are no weights .*start.pth"):
+    with pytest.raises(ValueError, match=r"there is no file .*start.pth"):
         train(Classification(**arguments), tmp_path, steps=2)
 
 

@@ -79,10 +79,15 @@ class Weights:
             )
         return model_arguments(self.task, self.told["hyper_parameters"], names)
 
+    @property
+    def entry(self) -> str:
+        """The entry of `told` that says how images are prepared."""
+        return next(name for name, task in _TASKS.items() if task == self.task)
+
     def entries(self, *needed: str) -> dict[str, Any]:
         """How images are prepared, and the classes, by name; those that are needed are there."""
-        entry = next(name for name, task in _TASKS.items() if task == self.task)
-        return preparation(self.told[entry], self.arguments("num_classes")["num_classes"], *needed)
+        count = self.arguments("num_classes")["num_classes"]
+        return preparation(self.told[self.entry], count, *needed)
 
     @property
     def preparation(self) -> Preparation:
@@ -169,7 +174,7 @@ def _of_timm(name: str, cfg: PretrainedCfg) -> Weights:
                 f"timm cannot fetch the weights of {name} ({reason}): connect to the network, or "
                 "give a file"
             ) from error
-    return _described(name, state, name.partition(".")[0], cfg.to_dict(remove_null=False), None)
+    return described(name, state, name.partition(".")[0], cfg.to_dict(remove_null=False), None)
 
 
 def _of_file(name: str, path: Path) -> Weights:
@@ -197,7 +202,7 @@ def _of_folder(name: str, folder: Path) -> Weights:
     inner = told.get("pretrained_cfg")
     cfg = {**told, **(inner if isinstance(inner, dict) else {})}
     cfg |= {key: told[key] for key in ("num_classes", "label_names") if key in told}
-    return _described(
+    return described(
         name, read_checkpoint(file), told.get("architecture"), cfg, told.get("model_args")
     )
 
@@ -209,7 +214,7 @@ def _told(name: str, state: StateDict, told: Mapping[str, Any]) -> Weights:
     return Weights(name, state, _TASKS[entry] if entry and known else None, told if known else {})
 
 
-def _described(
+def described(
     name: str, state: StateDict, architecture: Any, cfg: Mapping[str, Any], options: Any
 ) -> Weights:
     """Weights of a classifier that timm's configuration describes."""
@@ -255,9 +260,10 @@ def _unknown(name: str) -> str:
         return (
             f"{name} is a model without trained weights: {some}, or give a run's folder or a file"
         )
-    near = get_close_matches(name, [*PACKAGED, *timm.list_pretrained("soft*")], n=3)
+    near = get_close_matches(name, [*PACKAGED, *timm.list_models("soft*")], n=3)
     hint = f"did you mean {' or '.join(near)}? Or give" if near else "give"
+    kind = "is no file" if name.endswith((".pth", ".safetensors")) else "are no weights"
     return (
-        f"there are no weights {name}: {hint} a name such as softpp_nano.cifar10, a run's folder "
+        f"there {kind} {name}: {hint} a name such as softpp_nano.cifar10, a run's folder "
         "or checkpoint, a .safetensors or .pth file, local-dir:FOLDER or hf-hub:OWNER/NAME"
     )
