@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from .errors import UserError, check_words, visible
 from .imports import needs
-from .words import with_lists
+from .words import list_options, with_lists
 
 
 class Command(NamedTuple):
@@ -135,7 +135,7 @@ def _call(command: Command, words: list[str], program: str) -> None:
     if all(
         option.default is not option.empty for option in signature(function).parameters.values()
     ):
-        words = with_lists(words)
+        words = with_lists(words, list_options(function))
     written = function(words) if command.parses else auto_cli(function, args=words, prog=program)
     if isinstance(written, Path):
         print(f"written: {written}")

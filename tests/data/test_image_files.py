@@ -98,8 +98,8 @@ def test_an_orientation_that_there_is_none_of_is_passed_over(tmp_path: Path) -> 
 def test_image_folders_give_photographs_upright(tmp_path: Path) -> None:
     for orientation in LYING:
         write_photo(tmp_path / "train" / "class" / f"{orientation}.jpg", orientation)
-    for name in ("", "torch/image_folder"):
-        source = open_source(name, str(tmp_path if not name else tmp_path / "train"), "train")
+    for name, split in (("", ""), ("torch/image_folder", "train")):
+        source = open_source(name, str(tmp_path / "train"), split)
         assert isinstance(source, Source)
         assert len(source) == 8
         assert all(is_upright(source.load(index)[0]) for index in range(8))
@@ -197,9 +197,12 @@ def test_what_cannot_be_read_is_said_in_one_sentence(tmp_path: Path) -> None:
     Image.fromarray(UPRIGHT).save(tmp_path / "whole.png")
     whole = (tmp_path / "whole.png").read_bytes()
     files = {
-        "notes.png": (b"not an image", "it is none of JPEG, PNG, .*, or broken"),
-        "empty.jpg": (b"", "it is none of"),
-        "page.eps": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "it is none of"),
+        "notes.png": (
+            b"not an image",
+            "it does not begin as JPEG, PNG, .* or broken: convert it, or remove it",
+        ),
+        "empty.jpg": (b"", "it does not begin as"),
+        "page.eps": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "it does not begin as"),
         "half.png": (whole[: len(whole) // 2], "it begins as PNG and cannot be decoded"),
         "bomb.png": (png_header(60_000, 60_000), "far more pixels .* may have 100 million"),
         "large.png": (png_header(13_000, 13_000), "13,000 x 13,000 pixels by its header"),
@@ -212,7 +215,7 @@ def test_what_cannot_be_read_is_said_in_one_sentence(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=f"{name} cannot be read as an image: .*{sentence}"):
             read_image(path)
     for path, sentence in (
-        (tmp_path / "none.png", "there is none"),
+        (tmp_path / "none.png", "there is no such file"),
         (tmp_path, "not a file"),
         (Path("/dev/zero"), "not a file"),
         (Path("a\0b"), "null"),
@@ -230,7 +233,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
         read_image(pipe)
     with pytest.raises(UserError, match="is a pipe or a device"):
         read_file(pipe)
-    source = open_source("", str(tmp_path), "train")
+    source = open_source("", str(tmp_path / "train"), "")
     assert isinstance(source, Source)
     with pytest.raises(UserError, match="not a file"):
         source.load(0)

@@ -6,8 +6,6 @@ from pathlib import Path
 from ..errors import UserError
 
 ORIGINS = {
-    "aan": "the ACL Anthology Network of the Long Range Arena, "
-    "https://github.com/google-research/long-range-arena, as lra_release/tsv_data/",
     "ade20k": "ADE20K, https://sceneparsing.csail.mit.edu, as "
     "{images,annotations}/{training,validation}/",
     "bccd": "BCCD, https://github.com/Shenggan/BCCD_Dataset, as "
@@ -21,9 +19,6 @@ ORIGINS = {
     "{leftImg8bit,gtFine}/{train,val}/CITY/",
     "coco": "COCO, https://cocodataset.org, as {annotations,train2017,val2017}/",
     "imagenet": "ImageNet-1K, https://image-net.org, as {train,val}/CLASS/*.JPEG",
-    "imdb": "IMDb's reviews, https://ai.stanford.edu/~amaas/data/sentiment, as aclImdb/",
-    "pathfinder": "Pathfinder of the Long Range Arena, "
-    "https://github.com/google-research/long-range-arena, as lra_release/pathfinder32/",
 }
 """The data sets of our recipes by their folders: name, address, and what the folder holds."""
 

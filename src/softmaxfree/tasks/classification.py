@@ -67,7 +67,8 @@ class Classification(Task):
         super().__init__(**task)
         config = BackboneConfig(backbone, attention, tie_qk, drop_path, options)
         self.model = build_model(config, num_classes)
-        self.num_classes = num_classes = int(self.model.num_classes)
+        classes: Any = self.model.num_classes
+        self.num_classes = num_classes = int(classes)
         self.save_hyperparameters()
         self.smoothing = smoothing
         self.mix = (

@@ -9,6 +9,7 @@ import yaml
 from jsonargparse import Namespace
 from timm.data import resolve_data_config
 
+from .. import data, tasks
 from ..checkpoint_files import sound_checkpoint
 from ..data import ImageData
 from ..errors import UserError, visible
@@ -16,7 +17,7 @@ from ..files import recipe
 from ..imports import listed
 from ..tasks.predict import read_run_checkpoint
 from ..trust import configuration, read_yaml
-from ..words import with_lists
+from ..words import list_options, with_lists
 
 
 def with_configuration(command: str, arguments: list[str]) -> list[str]:
@@ -26,7 +27,7 @@ def with_configuration(command: str, arguments: list[str]) -> list[str]:
     that for digits. Recipes are found by name from any folder. A damaged last.ckpt is replaced by
     the checkpoint before it.
     """
-    arguments = _with_recipes(with_lists(arguments))
+    arguments = _with_recipes(with_lists(arguments, _lists()))
     path = _option(arguments, "--checkpoint")
     if path and path != "last":
         sound = str(sound_checkpoint(Path(path)))
@@ -55,19 +56,19 @@ def complete(config: Namespace, command: str) -> None:
     Size, mean, std, crop and interpolation are those of the backbone's weights; the number of
     classes is the data's.
     """
-    model, data = config.model, config.data
-    if data is None or data.class_path.rpartition(".")[2] != ImageData.__name__:
+    if config.data is None or config.data.class_path.rpartition(".")[2] != ImageData.__name__:
         return
-    for name, value in _preparation(model.init_args).items():
-        if data.init_args.get(name) is None:
-            data.init_args[name] = value
-    images = ImageData(**data.init_args)
-    data.init_args.name = images.dataset
-    if command == "fit" and "num_classes" in model.init_args and not model.init_args.num_classes:
+    model, given = config.model.init_args, config.data.init_args
+    for name, value in _preparation(model).items():
+        if given.get(name) is None:
+            given[name] = value
+    images = ImageData(**given)
+    given.name = images.dataset
+    if command == "fit" and "num_classes" in model and model.num_classes is None:
         classes = getattr(images.open("train"), "classes", None)
         if not classes:
             raise UserError(f"{images.dataset} does not name its classes: give --model.num_classes")
-        model.init_args.num_classes = len(classes)
+        model.num_classes = len(classes)
 
 
 def _preparation(model: Namespace) -> dict[str, Any]:
@@ -89,6 +90,17 @@ def _with_recipes(arguments: list[str]) -> list[str]:
             file = str(recipe(value))
             found[place + (not equals)] = f"{option}={file}" if equals else file
     return found
+
+
+def _lists() -> set[str]:
+    """The options of our tasks and data that take a list."""
+    modules = {"--data.": data, "--model.": tasks}
+    return {
+        option
+        for prefix, module in modules.items()
+        for name in module.__all__
+        for option in list_options(getattr(module, name), prefix)
+    }
 
 
 def _option(arguments: list[str], name: str) -> str | None:
