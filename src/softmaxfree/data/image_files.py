@@ -163,10 +163,7 @@ def _opened(source: Path | IO[bytes], limits: Limits) -> Iterator[Image.Image]:
                 raise ImageFileError(_too_many("far more", limits)) from None
             except Exception as error:  # readers of headers raise anything
                 known = ", ".join(limits.formats)
-                raise ImageFileError(
-                    f"it does not begin as {known} do, so it is another kind of file or broken: "
-                    "convert it, or remove it"
-                ) from error
+                raise ImageFileError(f"it is none of {known}, or broken") from error
             with file:
                 _check_header(file, limits)
                 yield file
@@ -184,7 +181,7 @@ def _stream(source: Path | IO[bytes], limits: Limits) -> nullcontext[IO[bytes]] 
     except ImageFileError:
         raise
     except FileNotFoundError as error:
-        raise ImageFileError("there is no such file") from error
+        raise ImageFileError("there is none") from error
     except UserError as error:
         raise ImageFileError("it is a folder, a pipe or a device, not a file") from error
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
