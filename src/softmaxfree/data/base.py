@@ -56,7 +56,7 @@ class Data(LightningDataModule):
         for part in parts:
             if part not in self.sources:
                 self.sources[part] = self.open(part)
-        self.check_classes()
+        self.check_classes(training=stage == "fit")
 
     @property
     def classes(self) -> list[str] | None:
@@ -64,7 +64,7 @@ class Data(LightningDataModule):
         found = [source.classes for source in self.sources.values() if isinstance(source, Source)]
         return next((classes for classes in found if classes), None)
 
-    def check_classes(self) -> None:
+    def check_classes(self, training: bool) -> None:
         """Raises UserError unless all splits have the same classes, as many as the model."""
         expected, first = self.num_classes(), self.classes
         for part, source in self.sources.items():
@@ -76,12 +76,12 @@ class Data(LightningDataModule):
                     "class images in both, or remove it"
                 )
             if classes and expected is not None and len(classes) != expected:
-                path = self.trainer.ckpt_path if self.trainer else None
-                if path:
-                    raise other_classes(classes, f"{path} has {expected}")
+                if not training:
+                    raise other_classes(classes, f"the model has {expected}")
                 raise UserError(
                     f"the data has {len(classes)} classes in its {part} split, but the model has "
-                    f"num_classes={expected}: give --model.num_classes {len(classes)}"
+                    f"num_classes={expected}: give --model.num_classes {len(classes)} for a new "
+                    f"model, or data with {expected} classes"
                 )
 
     def num_classes(self) -> int | None:
@@ -210,7 +210,7 @@ def _check(batch: Any, loader: ResumableLoader) -> None:
 
 
 def other_classes(classes: list[str], trained: str) -> UserError:
-    """The error for data whose classes are not those of a checkpoint.
+    """The error for data whose classes are not those of trained weights.
 
     Args:
         classes: Those of the data.
@@ -218,7 +218,7 @@ def other_classes(classes: list[str], trained: str) -> UserError:
     """
     return UserError(
         f"the data has {len(classes)} classes ({several(classes)}), but {trained}: give data with "
-        "the classes that it was trained for, or start a new run from its weights with "
+        "the classes that it was trained for, or train it on these, by `softmaxfree fit` with "
         "--model.init_checkpoint in place of --checkpoint"
     )
 
