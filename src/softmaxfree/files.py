@@ -84,14 +84,14 @@ def recipe(name: str) -> Path:
     """
     here = Path(__file__).parent
     folders = [path for path in (here / "recipes", here.parents[1] / "recipes") if path.is_dir()]
-    name = name.removeprefix("recipes/").removesuffix(".yaml")
+    stem = name.removeprefix("recipes/").removesuffix(".yaml")
     for folder in folders:
-        if (folder / f"{name}.yaml").is_file():
-            return folder / f"{name}.yaml"
+        if (folder / f"{stem}.yaml").is_file():
+            return folder / f"{stem}.yaml"
     known = [
         path.relative_to(folder).as_posix().removesuffix(".yaml")
         for folder in folders
         for path in sorted(folder.rglob("*.yaml"))
     ]
-    near = ", ".join(get_close_matches(name, known) or known)
+    near = ", ".join(get_close_matches(stem, known) or known)
     raise UserError(f"there is no file {name} and no recipe of that name: give one of {near}")

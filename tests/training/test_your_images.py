@@ -29,7 +29,7 @@ FIT, VALIDATE, SIZES, *OTHERS = (
     shlex.split(line) for line in re.findall(r"^    softmaxfree (.*)$", PAGE, re.MULTILINE)
 )
 SHORT = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--data.num_workers=0",
-         "--trainer.limit_val_batches=1", "--trainer.accelerator=cpu",
+         "--trainer.limit_val_batches=1", "--trainer.accelerator=cpu", "--data.batch_size=16",
          "--trainer.enable_progress_bar=false"]  # fmt: skip
 
 
