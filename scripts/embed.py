@@ -11,16 +11,17 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor
 
+import softmaxfree
 from softmaxfree.files import write_atomically
-from softmaxfree.tasks.embedded import weights_file
-from softmaxfree.tasks.predict import read_run_checkpoint
+from softmaxfree.models.checkpoints import read_run_checkpoint
 
 
 def embed(run: Path) -> Path:
     """Writes the model of a run's folder into the package, its weights in half precision."""
     checkpoint = read_run_checkpoint(run / "last.ckpt")
     about = {name: checkpoint[name] for name in ("hyper_parameters", "images")}
-    target = weights_file(about["hyper_parameters"]["attention"])
+    name = f"digits-{about['hyper_parameters']['attention']}"
+    target = Path(softmaxfree.__file__).parent / "weights" / f"{name}.safetensors"
     metadata = {"checkpoint": json.dumps(about, default=str)}
     write_atomically(target, save(in_half_precision(checkpoint), metadata))
     return target

@@ -26,8 +26,8 @@ from tqdm import tqdm
 from softmaxfree.data.roots import find_root
 from softmaxfree.errors import UserError
 from softmaxfree.files import write_atomically
+from softmaxfree.models.checkpoints import read_run_checkpoint
 from softmaxfree.models.variants import PUBLISHED
-from softmaxfree.tasks.predict import read_run_checkpoint
 
 TEST_SETS = {"all": "cifar10_whole/test", "half": "cifar10/test"}
 """The 10,000 test images, and the half of them that the tests have; folders of images by class."""

@@ -14,6 +14,7 @@ from softmaxfree.lab.explore.looks import photo
 from softmaxfree.lab.explore.view import Choice, View
 from softmaxfree.lab.figures.subject import Subject
 from softmaxfree.models.build import BackboneConfig, build_model
+from softmaxfree.models.weights import Weights
 from softmaxfree.tasks.predict import Classifier
 
 CLICKS = 20
@@ -34,7 +35,7 @@ def untrained(
         "options": options,
     }
     model = build_model(BackboneConfig(backbone, attention, options=options), 1000)
-    checkpoint = {
+    told = {
         "hyper_parameters": arguments,
         "images": {
             "classes": None,
@@ -44,9 +45,9 @@ def untrained(
             "crop_pct": 0.875,
             "interpolation": "bicubic",
         },
-        "state_dict": {f"model.{name}": tensor for name, tensor in model.state_dict().items()},
     }
-    return Subject(backbone, attention or "softpp", Classifier(checkpoint))
+    weights = Weights(backbone, model.state_dict(), "Classification", told)
+    return Subject(backbone, attention or "softpp", Classifier(weights))
 
 
 def click_seconds(view: View, models: tuple[str, ...], clicks: int = CLICKS) -> list[float]:

@@ -9,7 +9,7 @@ import torch
 
 from softmaxfree.checkpoint_files import damage, keep_previous, sound_checkpoint, write_checkpoint
 from softmaxfree.errors import UserError
-from softmaxfree.tasks.predict import read_run_checkpoint
+from softmaxfree.models.checkpoints import read_run_checkpoint
 
 
 def write(path: Path, step: int = 1) -> dict[str, Any]:

@@ -13,10 +13,10 @@ import pytest
 import timm
 import torch
 
-from softmaxfree import cli
 from softmaxfree.cli import main
 from softmaxfree.errors import UserError
 from softmaxfree.imports import needs
+from softmaxfree.models.weights import find_weights
 
 
 def softmaxfree(*words: str) -> subprocess.CompletedProcess[str]:
@@ -207,7 +207,6 @@ def test_convert_refuses_a_broken_file_in_one_line(tmp_path: Path) -> None:
 
 
 RESULTS = Path(__file__).parents[1] / "results"
-WEIGHTS = Path(cli.__file__).parent / "weights"
 
 
 @pytest.mark.slow
@@ -217,13 +216,11 @@ def test_export_to_onnx_is_checked_at_other_sizes(tmp_path: Path) -> None:
         timm.create_model("softpp_nano.cifar10", pretrained=True),
         tmp_path / "nano.onnx",
     )
-    done = softmaxfree(
-        "export", "softpp_nano", str(target), "--num_classes", "10",
-        "--checkpoint", str(WEIGHTS / "softpp_nano.cifar10.safetensors"),
-    )  # fmt: skip
+    done = softmaxfree("export", "softpp_nano.cifar10", str(target))
     assert done.returncode == 0, done.stderr
     for size in ("64 x 32", "32 x 48", "49 x 75"):
         assert size in done.stdout
+    assert done.stdout.count("the same class for each image") == 3
     assert "the check says little" not in done.stdout
     import onnxruntime
 
@@ -255,22 +252,20 @@ def test_a_wrong_export_is_found_and_not_left_behind(
 
     monkeypatch.setattr(deploy, "export", export_cut_off)
     target = tmp_path / "nano.pt2"
-    with pytest.raises(RuntimeError, match="does not compute what softpp_nano computes"):
-        softmaxfree(
-            "export", "softpp_nano", str(target), "--num_classes", "10",
-            "--checkpoint", str(WEIGHTS / "softpp_nano.cifar10.safetensors"),
-        )  # fmt: skip
+    with pytest.raises(RuntimeError, match=r"does not compute what softpp_nano.cifar10 computes"):
+        softmaxfree("export", "softpp_nano.cifar10", str(target))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_weights_that_tell_no_images_apart_are_noticed() -> None:
     """A comparison of logits says little then, and the command says so."""
-    from softmaxfree.deploy import alike
+    from softmaxfree.deploy import _real_images, alike
 
-    model = timm.create_model("softpp_nano.cifar10", pretrained=True)
-    assert not alike(model, (32, 48))
+    weights = find_weights("softpp_nano.cifar10")
+    images, model = _real_images(weights.preparation, (32, 48), 3), weights.build()
+    assert not alike(model, images)
     torch.nn.init.zeros_(model.head.weight)
-    assert alike(model, (32, 48))
+    assert alike(model, images)
 
 
 @pytest.mark.slow
@@ -285,7 +280,13 @@ def test_export_takes_an_attention_of_ones_own(
         "    def attend(self, q, k, v, layout):\n"
         "        return v.mean(-2, keepdim=True) + q\n"
     )
-    words = ("export", "softpp_nano", "model.pt2", "--attention", "mine", "--traced_size", "32")
+    known = find_weights("softpp_nano.cifar10")
+    told = {**known.told["hyper_parameters"], "attention": "mine"}
+    model = timm.create_model("softpp_nano", num_classes=10, attention="softmax")
+    torch.save(
+        {**known.told, "hyper_parameters": told, "state_dict": model.state_dict()}, "last.ckpt"
+    )
+    words = ("export", ".", "model.pt2", "--traced_size", "32")
     done = process(*words)
     assert done.returncode == 1
     assert "unknown attention 'mine'" in done.stderr
@@ -297,7 +298,11 @@ def test_export_takes_an_attention_of_ones_own(
 def test_export_knows_the_names() -> None:
     done = softmaxfree("export", "softpp_tinny", "model.onnx")
     assert done.returncode == 1
-    assert "there is no backbone 'softpp_tinny'; did you mean softpp_tiny" in done.stderr
+    assert "there are no weights softpp_tinny: did you mean softpp_tiny" in done.stderr
     done = softmaxfree("export", "softpp_nano", "model.pth")
     assert done.returncode == 1
     assert "must end in .onnx or .pt2, got model.pth" in done.stderr
+    done = softmaxfree("export", "softpp_nano.cifar10", "nowhere/model.pt2")
+    assert done.returncode == 1
+    assert "there is no folder nowhere to write to: create it first" in done.stderr
+    assert not Path("nowhere").exists()

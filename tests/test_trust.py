@@ -24,7 +24,7 @@ RECIPES = {
 }
 """Those that are whole, not to be added to another."""
 FILE = Path("file.ckpt")
-BY_THE_USER_ALONE = {"init_checkpoint", "teacher", "teacher_checkpoint", "results", "download"}
+BY_THE_USER_ALONE = {"init_checkpoint", "teacher", "results", "download"}
 
 
 def parameters(kind: type) -> set[str]:
@@ -128,7 +128,6 @@ def test_what_is_not_plain_is_given_again(place: str, value: Any, option: str) -
         ("trainer/accelerator", "CPUAccelerator"),
         ("trainer/default_root_dir", "/tmp/elsewhere"),
         ("model/init_args/teacher", "hf-hub:somebody/model"),
-        ("model/init_args/teacher_checkpoint", "evil.pth"),
         ("model/init_args/results", "/tmp/elsewhere.json"),
     ],
 )

@@ -46,8 +46,8 @@ COMMANDS: Commands = {
     "models": Command("lab.bench.family:models", "list every backbone and its cost"),
     "build": Command("ops.backends.native:build", "compile the optional code for this CPU"),
     "doctor": Command("lab.bench.doctor:doctor", "check this machine and say what it does best"),
-    "convert": Command("models.convert:convert_released", "turn released weights to safetensors"),
-    "export": Command("deploy:export_checked", "export a backbone to ONNX or torch.export"),
+    "convert": Command("models.convert:convert_released", "write any weights as safetensors"),
+    "export": Command("deploy:export_checked", "export a trained model to ONNX or torch.export"),
     "reproduce": Command(
         "lab.reproduce.reproduce:reproduce", "test claims of the paper", "train", True
     ),

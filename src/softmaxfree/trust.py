@@ -27,7 +27,7 @@ WEIGHTS = frozenset(
 """Options that say where a model's first weights come from; a checkpoint has its own weights."""
 _NEEDLESS = {"model.init_checkpoint", "data.download"}
 """Used at the start of a run alone."""
-_OF_TRAINING = {"model.teacher", "model.teacher_checkpoint", "model.results"}
+_OF_TRAINING = {"model.teacher", "model.results"}
 """Needed to train, but not to score."""
 
 
@@ -72,7 +72,10 @@ def model_arguments(task: str, given: Any, names: Sequence[str]) -> dict[str, An
     if "backbone" in names and not isinstance(given.get("backbone"), str):
         raise UserError("the checkpoint has no backbone: it is damaged")
     wanted = {name: given[name] for name in names if name in given}
-    return _refusing(wanted, tasks()[task], "the model")
+    taken = _refusing(wanted, tasks()[task], "the model")
+    if "backbone" in taken:  # without its tag, which names other weights
+        taken["backbone"] = taken["backbone"].partition(".")[0]
+    return taken
 
 
 def preparation(given: Any, num_classes: int, *needed: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import timm
 import torch
 import torch.nn.functional as F
 from timm.models import VisionTransformer, build_model_with_cfg, register_model
+from timm.models._hub import save_for_hf
 from torch import nn
 
 from softmaxfree import MultiHeadAttention, SoftmaxFreeAttention, SoftmaxFreeTransformer
@@ -16,6 +17,7 @@ from softmaxfree.data.samples import Batch
 from softmaxfree.layers.softmax import SoftmaxAttention
 from softmaxfree.models.build import BackboneConfig, build_model
 from softmaxfree.models.replaced_modules import TiedProjection
+from softmaxfree.models.weights import find_weights
 from softmaxfree.tasks import Classification
 from softmaxfree.tasks.classification import Scores
 from softmaxfree.tasks.warm_start import Teacher, distillation_loss, initialise
@@ -71,7 +73,7 @@ def test_a_checkpoint_starts_a_model_of_other_classes(tmp_path: Path) -> None:
     task = Classification(**NANO)
     torch.save({"state_dict": task.state_dict()}, tmp_path / "run.ckpt")
     other = Classification(**NANO | {"num_classes": 4})
-    told = initialise(other.model, tmp_path / "run.ckpt")
+    told = initialise(other.model, find_weights(tmp_path / "run.ckpt"))
     assert "left as they were: head.weight, head.bias" in told
     for name, tensor in task.model.state_dict().items():
         if not name.startswith("head"):
@@ -84,7 +86,7 @@ def test_a_journal_model_starts_from_a_released_checkpoint(tmp_path: Path) -> No
     torch.save({"state_dict": to_released(released.state_dict())}, tmp_path / "SOFT_tiny.pth")
     journal = build_model(BackboneConfig("softpp_tiny", options={"img_size": 64}), 10)
     before = {name: tensor.clone() for name, tensor in journal.state_dict().items()}
-    told = initialise(journal, tmp_path / "SOFT_tiny.pth")
+    told = initialise(journal, find_weights(tmp_path / "SOFT_tiny.pth"))
     after, theirs = journal.state_dict(), released.state_dict()
     for name in ("stages.0.blocks.0.attention.q.weight", "stages.2.blocks.2.mlp.fc1.weight"):
         assert torch.equal(after[name], theirs[name])
@@ -142,7 +144,7 @@ def test_projections_are_taken_by_another_attention(
     torch.save({f"model.{n}": tensor for n, tensor in source.state_dict().items()},
                tmp_path / "run.ckpt")  # fmt: skip
     model = build_model(BackboneConfig(backbone, options=options, **started), 10)
-    told = initialise(model, tmp_path / "run.ckpt")
+    told = initialise(model, find_weights(tmp_path / "run.ckpt"))
     expected = projections(source)
     assert len(expected) == (9 if "swin" in backbone else 6)
     for ours, theirs in zip(projections(model), expected, strict=True):
@@ -177,7 +179,7 @@ def test_a_run_that_goes_on_needs_no_weights_to_start_from(tmp_path: Path) -> No
 def test_weights_of_another_kind_are_refused(tmp_path: Path) -> None:
     torch.save({"layer.weight": torch.zeros(3)}, tmp_path / "other.pth")
     with pytest.raises(ValueError, match=r"nothing in .*other.pth fits"):
-        initialise(build_model("softpp_nano", 10), tmp_path / "other.pth")
+        initialise(build_model("softpp_nano", 10), find_weights(tmp_path / "other.pth"))
 
 
 def test_distillation_is_the_divergence_from_the_teacher() -> None:
@@ -192,8 +194,8 @@ def test_distillation_is_the_divergence_from_the_teacher() -> None:
 
 def test_a_teacher_sees_images_as_it_was_trained_to(tmp_path: Path) -> None:
     model = timm.create_model("resnet10t", num_classes=10)
-    torch.save(model.state_dict(), tmp_path / "teacher.pth")
-    teacher = Teacher("resnet10t", tmp_path / "teacher.pth", 10, (0.5,) * 3, (0.5,) * 3)
+    save_for_hf(model, tmp_path)
+    teacher = Teacher(find_weights(tmp_path), 10, (0.5,) * 3, (0.5,) * 3)
     pixels = torch.rand(2, 3, 32, 32)
     config = model.pretrained_cfg
     mean, std = (torch.tensor(config[name]).view(1, 3, 1, 1) for name in ("mean", "std"))
@@ -202,10 +204,7 @@ def test_a_teacher_sees_images_as_it_was_trained_to(tmp_path: Path) -> None:
 
 
 def test_a_student_follows_its_teacher_and_does_not_carry_it(tmp_path: Path) -> None:
-    torch.save(build_model("resnet10t", 10).state_dict(), tmp_path / "teacher.pth")
-    task = Classification(
-        **NANO, teacher="resnet10t", teacher_checkpoint=str(tmp_path / "teacher.pth"), ema=0.9
-    )
+    task = Classification(**NANO, teacher="softpp_nano.cifar10", ema=0.9)
     train(task, tmp_path, steps=2)
     assert task.teacher is not None
     assert not any("teacher" in name for name in task.state_dict())
@@ -260,3 +259,17 @@ def test_another_attention_in_models_of_ones_own() -> None:
         for tie in (None, True)
     )
     assert tied < plain
+
+
+@pytest.mark.parametrize("attention", [None, "softmax"])
+def test_a_backbone_with_a_tag_means_its_trained_weights(
+    attention: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also with another attention: what fits is taken."""
+    task = Classification("softpp_nano.cifar10", attention=attention, lr=0.0, warmup_lr=0.0)
+    train(task, tmp_path, steps=1)
+    weights = find_weights("softpp_nano.cifar10").state
+    for name, tensor in task.model.named_parameters():
+        if attention is None or "attention" not in name:
+            assert torch.equal(tensor, weights[name].float()), name
+    assert ("left as they were" in capsys.readouterr().out) == (attention is not None)

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -19,12 +20,14 @@ from PIL import Image
 from softmaxfree.cli import main
 from softmaxfree.errors import DivergedError, UserError
 from softmaxfree.layers.registry import ATTENTIONS
-from softmaxfree.tasks.predict import Classifier, read_run_checkpoint
+from softmaxfree.models.weights import find_weights
+from softmaxfree.tasks.predict import Classifier
 from softmaxfree.tasks.predict import run as predict
 from softmaxfree.training.checkpoint import SIGNALS
 from softmaxfree.training.command import run
 from softmaxfree.training.folder import folder_of_run
 from softmaxfree.training.log import read_metrics
+from softmaxfree.training.runs import describe, report
 
 from ..data.folders import write_digits
 from ..test_cli import softmaxfree as in_this_process
@@ -59,6 +62,7 @@ def test_a_run_leaves_everything_that_is_needed(
 
     printed = capsys.readouterr().out
     lines = printed.splitlines()
+    assert lines[0].startswith("training softpp_nano from scratch (0.0 M parameters) on digits")
     assert lines[-1] == f"held-out accuracy: {told['scores']['accuracy']['16'] * 100:.2f} %"
     assert "softmaxfree predict run/example.png --checkpoint run/last.ckpt" in printed
     for size in (16, 24, 32):
@@ -95,7 +99,7 @@ def test_the_commands_to_try_next_work_when_pasted(
 
 def test_prediction_uses_the_averaged_weights_and_the_runs_preparation(fit: Fit) -> None:
     folder = fit()
-    predictor = Classifier(read_run_checkpoint(folder / "last.ckpt"))
+    predictor = Classifier(find_weights(folder))
     averaged = weights(folder / "last.ckpt", "state_dict")
     assert not equal(averaged, weights(folder / "last.ckpt"))
     own = {f"model.{name}": tensor for name, tensor in predictor.model.state_dict().items()}
@@ -142,10 +146,13 @@ def test_a_run_starts_from_another_and_trains_a_part(
     first = fit(out="first")
     capsys.readouterr()
     second = fit(
-        "--model.init_checkpoint=first/last.ckpt", "--model.freeze=[stages.0*]",
+        "--model.init_checkpoint=first", "--model.freeze=[stages.0*]",
         "--model.layer_decay=0.8", out="second",
     )  # fmt: skip
-    assert "tensors taken" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "tensors taken" in printed
+    assert "training softpp_nano from first (" in printed
+    assert "  first " in report([describe(second)], "simple")
     before, after = weights(first / "last.ckpt", "state_dict"), weights(second / "last.ckpt")
     frozen = [name for name in before if name.startswith("model.stages.0")]
     assert all(torch.equal(before[name], after[name]) for name in frozen)
@@ -207,6 +214,26 @@ def test_weights_from_elsewhere_are_scored(
     assert f"{told * 100:.2f} %" in capsys.readouterr().out
     with pytest.raises(ValueError, match="validate would score untrained weights"):
         run("validate", ["--config", str(small)])
+
+
+def test_packaged_weights_are_scored_by_name(
+    tmp_path: Path, small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Prepared as they were trained, also if the configuration is another model's."""
+    folder = write_digits(tmp_path / "images", train=10)
+    for given in (
+        ["--data.root", str(folder), "--data.val_split=val"],
+        ["--config", str(small)],
+    ):
+        run("validate", ["--checkpoint=digits-softpp", *given, "--data.num_workers=0"])
+        told = capsys.readouterr().out
+        assert "digits-softpp: 141 of the model's 141 tensors taken\n" in told
+        accuracy = float(re.findall(r"val/accuracy +([\d.]+) %", told)[0])
+        assert accuracy >= 95
+    with pytest.raises(UserError, match=r"which images to score: give --data.root FOLDER"):
+        run("validate", ["--checkpoint", "digits-softpp"])
+    with pytest.raises(UserError, match=r"start a new run .* --model.init_checkpoint digits"):
+        run("fit", ["--checkpoint", "digits-softpp"])
 
 
 def test_a_folder_with_a_run_in_it_is_not_written_over(fit: Fit) -> None:

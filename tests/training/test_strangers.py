@@ -16,8 +16,7 @@ from PIL import Image
 
 from softmaxfree.errors import UserError
 from softmaxfree.files import append, write_picture
-from softmaxfree.models.checkpoints import read_checkpoint
-from softmaxfree.tasks.predict import read_run_checkpoint
+from softmaxfree.models.checkpoints import read_checkpoint, read_run_checkpoint
 from softmaxfree.tasks.predict import run as predict
 from softmaxfree.training.checkpoint import AtomicCheckpointIO
 from softmaxfree.training.command import run

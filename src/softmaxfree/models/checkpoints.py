@@ -176,6 +176,55 @@ def read_checkpoint(path: Path) -> StateDict:
     return state
 
 
+_PARTS: dict[str, type] = {
+    "state_dict": dict,
+    "current_model_state": dict,
+    "callbacks": dict,
+    "loops": dict,
+    "hyper_parameters": dict,
+    "optimizer_states": list,
+    "lr_schedulers": list,
+    "pytorch-lightning_version": str,
+    "epoch": int,
+    "global_step": int,
+}
+"""The parts of a run's checkpoint, and their types; Lightning relies on them."""
+
+
+def check_parts(checkpoint: dict[str, Any]) -> None:
+    """Raises ValueError if a part of a run's checkpoint is of another type than Lightning's."""
+    for name, kind in _PARTS.items():
+        if name in checkpoint and not isinstance(checkpoint[name], kind):
+            raise ValueError(f"its {name} is a {type(checkpoint[name]).__name__}")
+    for name in ("state_dict", "current_model_state"):
+        for key, value in checkpoint.get(name, {}).items():
+            if not isinstance(key, str) or not isinstance(value, Tensor):
+                raise ValueError(f"its {name} holds other things than named tensors")
+    if not _VERSION.fullmatch(checkpoint.get("pytorch-lightning_version", "0")):
+        raise ValueError("its version of Lightning is not a version")
+
+
+_VERSION = re.compile(r"\d+(\.\w+){0,5}", re.ASCII)
+
+
+def read_run_checkpoint(path: Path) -> dict[str, Any]:
+    """Reads a run's checkpoint, without running anything in it."""
+    path = sound_checkpoint(path)
+    check_archive(path)
+    try:
+        checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        if not isinstance(checkpoint, dict):
+            raise ValueError(f"it holds a {type(checkpoint).__name__}")
+        check_parts(checkpoint)
+        check_tensors(checkpoint)
+    except Exception as error:  # whatever a broken file makes torch raise
+        reason = str(error).split("\n")[0].rstrip(".")
+        raise UserError(
+            f"{path} cannot be read as a checkpoint ({reason}): it is truncated, or not of a run"
+        ) from error
+    return checkpoint
+
+
 def check_archive(path: Path) -> None:
     """Refuses a file that would be larger in memory than on the disk.
 

@@ -1,20 +1,29 @@
-"""Released checkpoints to safetensors, and what their shapes tell about the model."""
+"""Weights to safetensors files that say which model they are of."""
 
 import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import timm
+import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from ..allow_list import tasks
 from ..errors import UserError
 from ..files import write_atomically
-from .checkpoints import is_released, read_checkpoint, rename_released
+from ..trust import plain
+from .build import build_model
+from .checkpoints import is_released, rename_released
 from .variants import SIZES
+from .weights import Weights, described, find_weights
+
+_ANY = "tiny_fudan"
+"""The variant that other sizes are arguments of."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +44,8 @@ class Found:
                 return name
         return None
 
-    def call(self, attention: str, path: Path) -> str:
-        """The Python that builds the model and loads the file."""
-        variant = self.variant or "tiny_fudan"
+    def options(self) -> dict[str, Any]:
+        """The arguments that are not those of the registered variant, or of tiny_fudan."""
         known = {
             "img_size": 224,
             "in_chans": 3,
@@ -45,63 +53,99 @@ class Found:
             "num_heads": tuple(max(dim // 32, 1) for dim in self.arguments["embed_dims"]),
             "ratios": (8, 4, 2, 1),
             "value_conv": (9, 5, 3, 0),
-            "stage4": "softmax" if variant.endswith("_fudan") else "soft",
-            **SIZES[variant],
+            "stage4": "softmax" if (self.variant or _ANY).endswith("_fudan") else "soft",
+            **SIZES[self.variant or _ANY],
         }
-        words = [f'"{attention}_{variant}"', f'checkpoint_path="{path}"']
-        words += [
-            f"{key}={value!r}" for key, value in self.arguments.items() if known[key] != value
-        ]
+        return {key: value for key, value in self.arguments.items() if known[key] != value}
+
+    def call(self, attention: str, path: Path) -> str:
+        """The Python that builds the model and loads the file."""
+        words = [f'"{attention}_{self.variant or _ANY}"', f'checkpoint_path="{path}"']
+        words += [f"{key}={value!r}" for key, value in self.options().items()]
         return f"timm.create_model({', '.join(words)})"
 
 
-def convert(source: Path, target: Path, attention: str = "soft") -> Found:
-    """Writes the weights of a checkpoint under this package's names; says what they are of.
+def convert(source: str | Path, target: Path, attention: str = "soft") -> Found | None:
+    """Writes weights to a .safetensors file that says which model they are of.
 
     Args:
-        source: .pth or .safetensors file of the authors' or of this package.
-        target: .safetensors file to write.
-        attention: `soft` or `softpp`, which the weights do not tell; kept in the file.
+        source: As `find_weights` takes them; tensors alone must be of SOFT or SOFT++, under this
+            package's names or the authors'.
+        target: The file.
+        attention: `soft` or `softpp`, for tensors alone, which do not tell.
+
+    Returns:
+        What the shapes of tensors alone tell; None if the weights say which model they are of.
     """
     if target.suffix != ".safetensors":
         raise UserError(f"the converted file must end in .safetensors, got {target}")
-    state = read_checkpoint(source)
-    found = examine(state, source)
-    if is_released(state):
-        state = rename_released(state)
-    about = {
-        "architecture": f"{attention}_{found.variant}" if found.variant else "",
-        "model_args": json.dumps({"attention": attention, **found.arguments}),
-    }
-    tensors = {key: tensor.contiguous() for key, tensor in state.items()}
-    write_atomically(target, save(tensors, metadata={"format": "pt", **about}))
+    weights, found = find_weights(source), None
+    if weights.task is None:
+        found = examine(weights.state, source)
+        weights = _recognised(weights, found, attention)
+    metadata = {"format": "pt"}
+    if weights.task is not None:
+        told, _ = plain(weights.told["hyper_parameters"], tasks()[weights.task], "")
+        about = {"hyper_parameters": told, weights.entry: weights.entries()}
+        metadata["checkpoint"] = json.dumps(about)
+    prefix = "model." if weights.task == "Classification" else ""  # timm's names
+    tensors = {key.removeprefix(prefix): x.contiguous() for key, x in weights.state.items()}
+    write_atomically(target, save(tensors, metadata=metadata))
     return found
 
 
-def convert_released(
-    source: Path, target: Path, attention: Literal["soft", "softpp"] = "soft"
-) -> None:
-    """Turn a released checkpoint into safetensors, and say what it holds.
+def _recognised(weights: Weights, found: Found, attention: str) -> Weights:
+    """Tensors alone with the model that their shapes tell, or alone again if they do not fit it."""
+    name = f"{attention}_{found.variant or _ANY}"
+    cfg = timm.get_pretrained_cfg(name)
+    assert cfg is not None
+    state = rename_released(weights.state) if found.released else weights.state
+    options = {key: value for key, value in found.options().items() if key != "num_classes"}
+    told = {**cfg.to_dict(), "num_classes": found.arguments["num_classes"]}
+    if isinstance(size := found.arguments["img_size"], int):
+        told["input_size"] = (3, size, size)
+    known = described(weights.source, state, name, told, options)
+    alone = replace(weights, state=state)
+    try:
+        with torch.device("meta"):
+            expected = build_model(*known.config()).state_dict()
+    except Exception:  # whatever strange shapes make torch raise
+        return alone
+    shapes, own = ({key: x.shape for key, x in one.items()} for one in (expected, state))
+    return known if shapes == own else alone
 
-    Sizes and depths are read from the shapes of its weights. Averaged weights (EMA) are preferred.
-    Nothing in the file is run. timm.create_model(..., checkpoint_path=...) takes either file.
+
+def convert_released(
+    source: str, target: Path, attention: Literal["soft", "softpp"] = "soft"
+) -> None:
+    """Write weights to a .safetensors file that says which model they are of.
+
+    All commands that take weights take the file, and timm.create_model(..., checkpoint_path=...)
+    does. Nothing in the source is run. Of a released checkpoint sizes and depths are read from the
+    shapes, and averaged weights (EMA) are preferred.
 
     Args:
-        source: The authors' .pth file.
+        source: A run's folder or checkpoint, the authors' .pth file, or other weights
+            (docs/weights.md).
         target: The .safetensors file to write.
-        attention: Attention that the weights were trained with; the file does not say.
+        attention: Attention that released weights were trained with; their file does not say.
     """
     found = convert(source, target, attention)
+    if found is None:
+        print(f"written: {target}; predict, validate, export and fit take it")
+        return
     names = "the authors' names" if found.released else "this package's names"
     print(f"{source}: {found.parameters:,} parameters under {names}")
     for name, value in found.arguments.items():
         print(f"  {name}: {value}")
     known = found.variant
     print(f"  that is {attention}_{known}" if known else "  no registered variant has these sizes")
+    if find_weights(target).task is None:
+        print("  shapes do not tell all of its arguments: the file holds tensors alone")
     print(f"written: {target}; load it with\n  {found.call(attention, target)}")
 
 
-def examine(state: Mapping[str, Tensor], source: Path) -> Found:
+def examine(state: Mapping[str, Tensor], source: str | Path) -> Found:
     """What the shapes in a checkpoint tell."""
     released = is_released(state)
     state = rename_released(state) if released else dict(state)

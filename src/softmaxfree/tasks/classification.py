@@ -1,6 +1,5 @@
 """Image classification: any backbone of timm, ours first."""
 
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -15,6 +14,7 @@ from ..data.base import other_classes, several
 from ..data.samples import NOTHING, Batch
 from ..errors import UserError
 from ..models.build import BackboneConfig, build_model
+from ..models.weights import find_weights
 from .task import Task
 from .warm_start import Teacher, distillation_loss
 
@@ -23,7 +23,8 @@ class Classification(Task):
     """Learns the class of an image.
 
     Args:
-        backbone: Name of a model in timm, such as softpp_tiny.
+        backbone: Name of a model in timm, such as softpp_tiny; with a tag, as in
+            softpp_nano.cifar10, training starts from these weights.
         num_classes: Number of classes; if not given, `softmaxfree fit` counts those of the data,
             and in Python it is the backbone's own.
         attention: Attention to use in the backbone, also in timm's ViT, DeiT and Swin: soft,
@@ -37,8 +38,8 @@ class Classification(Task):
         cutmix: Strength of cutmix; 0 for none.
         mix_prob: Probability that a batch is mixed.
         smoothing: Label smoothing.
-        teacher: Name of a model in timm whose predictions are learned too.
-        teacher_checkpoint: Checkpoint with its weights; timm's pretrained ones if not given.
+        teacher: Weights of a model whose predictions are learned too: a name such as
+            resnet18.a1_in1k, a run's folder or checkpoint, a file.
         distillation: Learn the teacher's probabilities (soft) or its decisions (hard).
         distillation_weight: Weight of the teacher beside the labels, 0 to 1.
         temperature: Divisor of the logits in soft distillation.
@@ -58,13 +59,13 @@ class Classification(Task):
         mix_prob: float = 1.0,
         smoothing: float = 0.0,
         teacher: str | None = None,
-        teacher_checkpoint: str | None = None,
         distillation: Literal["soft", "hard"] = "soft",
         distillation_weight: float = 0.5,
         temperature: float = 1.0,
         **task: Any,
     ) -> None:
         super().__init__(**task)
+        self.start_from(backbone)
         config = BackboneConfig(backbone, attention, tie_qk, drop_path, options)
         self.model = build_model(config, num_classes)
         classes: Any = self.model.num_classes
@@ -76,7 +77,7 @@ class Classification(Task):
             if mixup or cutmix
             else None
         )
-        self.teacher_name, self.teacher_checkpoint = teacher, teacher_checkpoint
+        self.teacher_name = teacher
         self.distillation, self.temperature = distillation, temperature
         self.distillation_weight = distillation_weight
         self.teacher: Teacher | None = None
@@ -99,13 +100,11 @@ class Classification(Task):
                 f"--data.batch_size {data.batch_size} gives {data.samples_per_process()}"
             )
         if self.teacher_name:
-            path = Path(self.teacher_checkpoint) if self.teacher_checkpoint else None
             if data is None:
                 raise UserError("a teacher needs to know how images are normalised: use ImageData")
             normal = data.preparation
-            self.teacher = Teacher(
-                self.teacher_name, path, self.num_classes, normal["mean"], normal["std"]
-            )
+            weights = find_weights(self.teacher_name)
+            self.teacher = Teacher(weights, self.num_classes, normal["mean"], normal["std"])
 
     def on_fit_start(self) -> None:
         super().on_fit_start()

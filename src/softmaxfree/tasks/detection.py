@@ -15,8 +15,8 @@ from ..data.scenes import Scenes
 from ..errors import UserError
 from ..files import write_atomically
 from ..models.build import BackboneConfig
-from ..models.checkpoints import read_checkpoint
 from ..models.detectors import FIRST_LABEL, build_detector
+from ..models.weights import Weights
 from .coco_scores import Detection as Found
 from .coco_scores import average_precision, detections
 from .task import Task
@@ -72,6 +72,7 @@ class Detection(Task):
         check_size(size, "--model.size")
         check_size(max_size, "--model.max_size")
         self.save_hyperparameters()
+        self.start_from(backbone)
         self.num_classes, self.learns_masks = num_classes, detector == "mask_rcnn"
         self.first_label = FIRST_LABEL[detector]
         self.model = build_detector(
@@ -92,9 +93,9 @@ class Detection(Task):
         self.truth: dict[str, dict[str, Any]] = {}
         self.freeze_parts()
 
-    def initialised(self, path: Path) -> nn.Module:
-        """The detector for a detector's file, else the backbone."""
-        is_detector = any("backbone.body." in name for name in read_checkpoint(path))
+    def initialised(self, weights: Weights) -> nn.Module:
+        """The detector for a detector's weights, else the backbone."""
+        is_detector = any("backbone.body." in name for name in weights.state)
         return self.model if is_detector else self.model.backbone.body  # type: ignore[union-attr, return-value]
 
     def forward(self, images: list[Tensor]) -> list[dict[str, Tensor]]:

@@ -1,7 +1,6 @@
 """`softmaxfree predict`: classes, objects or labelled pixels of images, by a run's checkpoint."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +9,12 @@ from jsonargparse import ArgumentParser
 from PIL import Image
 from torch import Tensor
 
-from ..checkpoint_files import sound_checkpoint
 from ..data.image_files import check_resized, check_size, read_image
 from ..data.transforms import evaluation_transform
 from ..errors import UserError, user_file, visible
 from ..files import write_atomically, write_picture
 from ..imports import MODULES, Names, import_modules
-from ..models.build import BackboneConfig, build_model
-from ..models.checkpoints import check_archive, check_tensors
-from ..trust import built, model_arguments, preparation
+from ..models.weights import Weights, find_weights
 from .predict_labels import Labeller
 from .predict_objects import ObjectFinder
 
@@ -27,24 +23,17 @@ class Classifier:
     """A trained classifier, and the preparation of its images.
 
     Args:
-        checkpoint: A run's checkpoint.
+        weights: A classifier's, see `softmaxfree.models.weights`.
         size: Side of images in pixels; as in training if not given.
     """
 
-    def __init__(self, checkpoint: dict[str, Any], size: int | None = None) -> None:
-        names = ("backbone", "num_classes", "attention", "tie_qk", "options")
-        told = ("size", "mean", "std", "crop_pct", "interpolation")
-        given = model_arguments("Classification", checkpoint["hyper_parameters"], names)
-        num_classes = given.pop("num_classes")
-        images = preparation(checkpoint["images"], num_classes, *told)
-        backbone = BackboneConfig(given.pop("backbone"), **given)
-        self.model = built(
-            lambda: build_model(backbone, num_classes), _weights_of_model(checkpoint)
-        )
-        self.classes: list[str] = list(images.get("classes") or map(str, range(num_classes)))
-        self.size = size or images["size"]
-        self.mean, self.std = (torch.tensor(images[name]) for name in ("mean", "std"))
-        self._crop_pct, self._interpolation = images["crop_pct"], images["interpolation"]
+    def __init__(self, weights: Weights, size: int | None = None) -> None:
+        images = weights.preparation
+        self.model = weights.build()
+        self.classes = list(weights.classes)
+        self.size = size or images.size
+        self.mean, self.std = torch.tensor(images.mean), torch.tensor(images.std)
+        self._crop_pct, self._interpolation = images.crop_pct, images.interpolation
 
     def tensor(self, image: Image.Image, size: int | None = None) -> Tensor:
         """An image in RGB -> (1, 3, S, S), as the model takes it.
@@ -84,61 +73,6 @@ class Classifier:
         ]
 
 
-def _weights_of_model(checkpoint: dict[str, Any]) -> dict[str, Tensor]:
-    state = checkpoint.get("state_dict")
-    state = state if isinstance(state, dict) else {}
-    return {str(name).removeprefix("model."): tensor for name, tensor in state.items()}
-
-
-_PARTS: dict[str, type] = {
-    "state_dict": dict,
-    "current_model_state": dict,
-    "callbacks": dict,
-    "loops": dict,
-    "hyper_parameters": dict,
-    "optimizer_states": list,
-    "lr_schedulers": list,
-    "pytorch-lightning_version": str,
-    "epoch": int,
-    "global_step": int,
-}
-"""The parts of a run's checkpoint, and their types; Lightning relies on them."""
-
-
-def check_parts(checkpoint: dict[str, Any]) -> None:
-    """Raises ValueError if a part of a run's checkpoint is of another type than Lightning's."""
-    for name, kind in _PARTS.items():
-        if name in checkpoint and not isinstance(checkpoint[name], kind):
-            raise ValueError(f"its {name} is a {type(checkpoint[name]).__name__}")
-    for name in ("state_dict", "current_model_state"):
-        for key, value in checkpoint.get(name, {}).items():
-            if not isinstance(key, str) or not isinstance(value, torch.Tensor):
-                raise ValueError(f"its {name} holds other things than named tensors")
-    if not _VERSION.fullmatch(checkpoint.get("pytorch-lightning_version", "0")):
-        raise ValueError("its version of Lightning is not a version")
-
-
-_VERSION = re.compile(r"\d+(\.\w+){0,5}", re.ASCII)
-
-
-def read_run_checkpoint(path: Path) -> dict[str, Any]:
-    """Reads a run's checkpoint, without running anything in it."""
-    path = sound_checkpoint(path)
-    check_archive(path)
-    try:
-        checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        if not isinstance(checkpoint, dict):
-            raise ValueError(f"it holds a {type(checkpoint).__name__}")
-        check_parts(checkpoint)
-        check_tensors(checkpoint)
-    except Exception as error:  # whatever a broken file makes torch raise
-        reason = str(error).split("\n")[0].rstrip(".")
-        raise UserError(
-            f"{path} cannot be read as a checkpoint ({reason}): it is truncated, or not of a run"
-        ) from error
-    return checkpoint
-
-
 def predict(arguments: list[str]) -> None:
     """Parses the command line of `softmaxfree predict`."""
     parser = ArgumentParser(
@@ -149,9 +83,9 @@ def predict(arguments: list[str]) -> None:
     parser.add_argument("images", nargs="+", help="Image files.")
     parser.add_argument(
         "--checkpoint",
-        type=Path,
+        type=str,
         required=True,
-        help="Checkpoint of a run: last.ckpt or best.ckpt.",
+        help="Trained weights: softpp_nano.cifar10, a run's folder or checkpoint, a file.",
     )
     parser.add_argument("--top", type=int | None, help="Number of classes to show; 5.")
     parser.add_argument("--threshold", type=float | None, help="Lowest score of an object; 0.5.")
@@ -171,7 +105,7 @@ def predict(arguments: list[str]) -> None:
 
 def run(
     images: list[Path],
-    checkpoint: Path,
+    checkpoint: str | Path,
     top: int | None = None,
     size: int | None = None,
     target: Path | None = None,
@@ -182,7 +116,7 @@ def run(
 
     Args:
         images: Files of images.
-        checkpoint: A run's checkpoint.
+        checkpoint: Trained weights, as `find_weights` takes them.
         top: Number of classes to show for each image.
         size: Side, for a detector the shorter one, to resize to; as in training if not given.
         target: File to write what was found to, as JSON.
@@ -190,20 +124,18 @@ def run(
         out: Folder for drawings of the objects.
     """
     check_size(size)
-    content = read_run_checkpoint(checkpoint)
-    if not isinstance(content.get("hyper_parameters"), dict):
-        content = {}
-    if "images" in content:
+    weights = find_weights(checkpoint)
+    if weights.task == "Classification":
         _refuse(checkpoint, "classes", {"--threshold": threshold, "--out": out})
-        found = _classify(images, Classifier(content, size), 5 if top is None else top)
-    elif "objects" in content:
+        found = _classify(images, Classifier(weights, size), 5 if top is None else top)
+    elif weights.task == "Detection":
         _refuse(checkpoint, "objects", {"--top": top})
         out = out or Path("predictions")
         target = target or out / "objects.json"
-        found = _find(images, ObjectFinder(content, size), threshold, out)
-    elif "labels" in content:
+        found = _find(images, ObjectFinder(weights, size), threshold, out)
+    elif weights.task == "Segmentation":
         _refuse(checkpoint, "classes of pixels", {"--top": top, "--threshold": threshold})
-        found = _label(images, Labeller(content, size), out or Path("predictions"))
+        found = _label(images, Labeller(weights, size), out or Path("predictions"))
     else:
         raise UserError(
             f"{checkpoint} is no checkpoint that can predict; "
@@ -214,7 +146,7 @@ def run(
         print(f"written: {target}")
 
 
-def _refuse(checkpoint: Path, what: str, options: dict[str, Any]) -> None:
+def _refuse(checkpoint: str | Path, what: str, options: dict[str, Any]) -> None:
     for name, value in options.items():
         if value is not None:
             raise UserError(f"{checkpoint} finds {what}, and takes no {name}: leave it out")

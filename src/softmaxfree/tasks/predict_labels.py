@@ -1,7 +1,5 @@
 """Labels the pixels of an image by a segmenter, and draws them."""
 
-from typing import Any
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -9,7 +7,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 from ..data.image_files import check_resized
 from ..data.segmentation import Resized
-from ..trust import built, model_arguments, preparation
+from ..models.weights import Weights
+from ..trust import built
 from .segmentation import Segmentation
 
 LINE = 18
@@ -20,19 +19,18 @@ class Labeller:
     """A trained segmenter, with names and colours of its classes.
 
     Args:
-        checkpoint: A segmentation run's checkpoint.
+        weights: A segmenter's, see `softmaxfree.models.weights`.
         size: Shorter side to resize images to; as in the run's validation if not given.
     """
 
-    def __init__(self, checkpoint: dict[str, Any], size: int | None = None) -> None:
+    def __init__(self, weights: Weights, size: int | None = None) -> None:
         names = (
             "decoder", "backbone", "num_classes", "attention", "tie_qk", "options", "width",
             "auxiliary", "window", "step", "mean", "std",
         )  # fmt: skip
-        arguments = model_arguments("Segmentation", checkpoint["hyper_parameters"], names)
-        self.task = built(lambda: Segmentation(**arguments), checkpoint.get("state_dict"))
-        told = ("classes", "palette")
-        labels = preparation(checkpoint["labels"], self.task.num_classes, *told)
+        arguments = weights.arguments(*names)
+        self.task = built(lambda: Segmentation(**arguments), weights.state)
+        labels = weights.entries("classes", "palette")
         self.classes: list[str] = labels["classes"]
         self.palette = np.array(labels["palette"], dtype=np.uint8)
         self.resize = Resized(size or labels.get("size"), None if size else labels.get("max_size"))

@@ -8,8 +8,9 @@ from torch import Tensor
 from torchvision.transforms.v2.functional import pil_to_tensor, to_pil_image
 from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 
+from ..models.weights import Weights
 from ..ops.tracing import ceil_div
-from ..trust import built, model_arguments, preparation
+from ..trust import built
 from .coco_scores import detections
 from .detection import Detection
 
@@ -28,20 +29,19 @@ class ObjectFinder:
     """A trained detector with the names of its classes.
 
     Args:
-        checkpoint: A detection run's checkpoint.
+        weights: A detector's, see `softmaxfree.models.weights`.
         size: Shorter side to resize images to; as in training if not given.
     """
 
-    def __init__(self, checkpoint: dict[str, Any], size: int | None = None) -> None:
+    def __init__(self, weights: Weights, size: int | None = None) -> None:
         names = (
             "detector", "backbone", "num_classes", "attention", "tie_qk", "options", "width",
             "size", "max_size", "mean", "std", "detector_options",
         )  # fmt: skip
-        arguments = model_arguments("Detection", checkpoint["hyper_parameters"], names)
+        arguments = weights.arguments(*names)
         arguments |= {"size": size} if size else {}
-        self.task = built(lambda: Detection(**arguments), checkpoint.get("state_dict"))
-        told = preparation(checkpoint["objects"], self.task.num_classes, "classes")
-        self.classes: list[str] = told["classes"]
+        self.task = built(lambda: Detection(**arguments), weights.state)
+        self.classes: list[str] = weights.entries("classes")["classes"]
 
     @torch.inference_mode()
     def find(

@@ -1,6 +1,5 @@
 """Semantic segmentation: a class for every pixel, by UperNet or another decoder."""
 
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -14,7 +13,7 @@ from ..data.label_maps import IGNORE
 from ..data.segmentation import SegmentationBatch
 from ..errors import UserError, visible
 from ..models.build import BackboneConfig
-from ..models.checkpoints import read_checkpoint
+from ..models.weights import Weights
 from ..ops.tracing import ceil_div
 from .task import Task
 from .windows import sliding_logits
@@ -71,6 +70,7 @@ class Segmentation(Task):
         check_size(window, "--model.window")
         check_size(step, "--model.step")
         self.save_hyperparameters()
+        self.start_from(backbone)
         self.num_classes, self.auxiliary = num_classes, auxiliary
         self.window, self.step = window, step
         if step is not None and window is None:
@@ -86,9 +86,9 @@ class Segmentation(Task):
         )
         self.freeze_parts()
 
-    def initialised(self, path: Path) -> nn.Module:
-        """The segmenter for a segmenter's file, else the backbone."""
-        is_segmenter = any("decoder." in name for name in read_checkpoint(path))
+    def initialised(self, weights: Weights) -> nn.Module:
+        """The segmenter for a segmenter's weights, else the backbone."""
+        is_segmenter = any("decoder." in name for name in weights.state)
         return self.model if is_segmenter else self.model.body  # type: ignore[return-value]
 
     def normalised(self, images: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """What all tasks share: optimiser, schedule, averaged weights, freezing, seeds of steps."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..data.base import Data
 from ..data.counters import seed_step
 from ..errors import DivergedError, UserError
+from ..models.weights import Weights, find_weights, trained
 from .ema import MovingAverage
 from .warm_start import initialise
 
@@ -37,8 +38,10 @@ class Task(LightningModule):
         warmup_lr: Learning rate at the start of warm-up.
         min_lr: Learning rate at the end, for all schedules but step.
         ema: Decay of the moving average of the weights; no average is kept if not given.
-        init_checkpoint: Checkpoint of a run or of the authors' release. Its weights are taken where
-            names and shapes agree; a classifier's go into a detector's backbone.
+        init_checkpoint: Weights to start from: a name such as softpp_nano.cifar10, a run's folder
+            or checkpoint, a file (docs/weights.md). They are taken where names and shapes agree; a
+            classifier's go into a detector's backbone. If not given, those that the backbone's tag
+            names.
         freeze: Names of parts of the model that are not trained, with * for any characters. Their
             batch normalisation does not change either.
         seed: Seed of all randomness in steps, together with epoch, batch and process.
@@ -175,19 +178,24 @@ class Task(LightningModule):
         data = getattr(self.trainer, "datamodule", None)
         return data if isinstance(data, Data) else None
 
-    def initialised(self, path: Path) -> nn.Module:
-        """The part of the model that takes the weights of a file."""
+    def start_from(self, backbone: str) -> None:
+        """Starts from the weights that a backbone's tag names, unless others are given."""
+        if self.init_checkpoint is None and trained(backbone):
+            self.init_checkpoint = backbone
+
+    def initialised(self, weights: Weights) -> nn.Module:
+        """The part of the model that takes these weights."""
         return self.model
 
     def setup(self, stage: str) -> None:
-        if self.init_checkpoint and Path(self.init_checkpoint).is_file():
+        with suppress(UserError):  # files that are gone matter only if no checkpoint follows
             self._initialise()
 
     def _initialise(self) -> None:
         """Takes the weights of init_checkpoint, once."""
         if self.init_checkpoint:
-            path = Path(self.init_checkpoint)
-            taken = initialise(self.initialised(path), path)
+            weights = find_weights(self.init_checkpoint)
+            taken = initialise(self.initialised(weights), weights)
             if self.trainer.is_global_zero:
                 print(taken)
             self.init_checkpoint = None
@@ -196,7 +204,7 @@ class Task(LightningModule):
         self.init_checkpoint = None  # the checkpoint has all weights
 
     def on_fit_start(self) -> None:
-        self._initialise()  # refuses a file that is not there, unless there was a checkpoint
+        self._initialise()  # refuses what is not there, unless there was a checkpoint
 
     def on_validation_start(self) -> None:
         self._initialise()

@@ -1,27 +1,24 @@
 """Warm starts: weights of another model, and the predictions of a teacher."""
 
-from pathlib import Path
 from typing import Literal
 
-import timm
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import UserError
-from ..models.checkpoints import checkpoint_filter_fn, read_checkpoint
+from ..models.checkpoints import checkpoint_filter_fn
 from ..models.projections import rename_projections
+from ..models.weights import Weights
 
 
-def initialise(model: nn.Module, path: Path) -> str:
-    """Loads the weights of a file whose names and shapes the model has; returns what was taken.
+def initialise(model: nn.Module, weights: Weights) -> str:
+    """Loads the weights whose names and shapes the model has; returns what was taken.
 
-    The file may be a checkpoint of a run (its averaged weights), of the authors, or any state dict.
     Position embeddings are resized. Projections of timm's ViT and Swin are taken even if the
     attention was replaced, in the file or in the model.
     """
-    state = read_checkpoint(path)
-    state = {name.removeprefix("model."): tensor for name, tensor in state.items()}
+    state = {name.removeprefix("model."): tensor for name, tensor in weights.state.items()}
     state = rename_projections(checkpoint_filter_fn(state, model), model)
     own = model.state_dict()
     taken = {
@@ -32,49 +29,39 @@ def initialise(model: nn.Module, path: Path) -> str:
     left = [name for name in own if name not in taken]
     if not any(name in taken for name, _ in model.named_parameters()):
         raise UserError(
-            f"nothing in {path} fits this {type(model).__name__} by name and shape: "
+            f"nothing in {weights.source} fits this {type(model).__name__} by name and shape: "
             "it holds the weights of another kind of model"
         )
     nn.Module.load_state_dict(model, taken, strict=False)
     shown = ", ".join(left[:4]) + (f" and {len(left) - 4} more" if len(left) > 4 else "")
     rest = f"; left as they were: {shown}" if left else ""
-    return f"{path}: {len(taken)} of the model's {len(own)} tensors taken{rest}"
+    return f"{weights.source}: {len(taken)} of the model's {len(own)} tensors taken{rest}"
 
 
 class Teacher:
     """A trained model whose predictions a student learns from.
 
     Args:
-        name: Any model of timm.
-        checkpoint: Its weights; timm's pretrained ones if not given.
+        weights: A classifier's.
         num_classes: The student's number of classes.
         mean, std: Normalisation of the student's images, which is converted to the teacher's.
     """
 
     def __init__(
         self,
-        name: str,
-        checkpoint: Path | None,
+        weights: Weights,
         num_classes: int,
         mean: tuple[float, ...],
         std: tuple[float, ...],
     ) -> None:
-        self.model = timm.create_model(
-            name,
-            pretrained=checkpoint is None,
-            num_classes=num_classes if checkpoint else None,
-        )
-        if checkpoint:
-            state = read_checkpoint(checkpoint)
-            self.model.load_state_dict({k.removeprefix("model."): v for k, v in state.items()})
-        if self.model.num_classes != num_classes:
+        if len(weights.classes) != num_classes:
             raise UserError(
-                f"the teacher {name} has {self.model.num_classes} classes, the student "
+                f"the teacher {weights.source} has {len(weights.classes)} classes, the student "
                 f"{num_classes}: give a teacher that was trained for the same classes"
             )
-        self.model.eval().requires_grad_(False)
-        config = self.model.pretrained_cfg
-        ours, theirs = torch.tensor([mean, std]), torch.tensor([config["mean"], config["std"]])
+        self.model = weights.build().requires_grad_(False)
+        images = weights.preparation
+        ours, theirs = torch.tensor([mean, std]), torch.tensor([images.mean, images.std])
         self.scale = (ours[1] / theirs[1]).view(1, -1, 1, 1)
         self.shift = ((ours[0] - theirs[0]) / theirs[1]).view(1, -1, 1, 1)
 

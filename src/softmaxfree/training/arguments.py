@@ -1,6 +1,8 @@
 """The configuration of a command: --config, a checkpoint's own, or the recipe for digits."""
 
 import sys
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,13 @@ from jsonargparse import Namespace
 from timm.data import resolve_data_config
 
 from .. import data, tasks
-from ..checkpoint_files import sound_checkpoint
+from ..checkpoint_files import LAST, holds_run, sound_checkpoint
 from ..data import ImageData
 from ..errors import UserError, visible
 from ..files import recipe
 from ..imports import listed
-from ..tasks.predict import read_run_checkpoint
+from ..models.checkpoints import read_run_checkpoint
+from ..models.weights import find_weights
 from ..trust import configuration, read_yaml
 from ..words import list_options, with_lists
 
@@ -30,7 +33,9 @@ def with_configuration(command: str, arguments: list[str]) -> list[str]:
     arguments = _with_recipes(with_lists(arguments, _lists()))
     path = _option(arguments, "--checkpoint")
     if path and path != "last":
-        sound = str(sound_checkpoint(Path(path)))
+        if not _is_run(Path(path)):
+            return _scoring(path, command, arguments)
+        sound = str(sound_checkpoint(Path(path) / LAST if Path(path).is_dir() else Path(path)))
         words = {path: sound, f"--checkpoint={path}": f"--checkpoint={sound}"}
         path, arguments = sound, [words.get(word, word) for word in arguments]
     if any(word.split("=")[0] in ("--config", "-c", "--help", "-h") for word in arguments):
@@ -72,7 +77,10 @@ def complete(config: Namespace, command: str) -> None:
 
 
 def _preparation(model: Namespace) -> dict[str, Any]:
-    """Size, mean, std, crop_pct and interpolation of images, as timm knows them of a backbone."""
+    """Size, mean, std, crop_pct and interpolation of the weights' images, or of the backbone's."""
+    if source := model.get("init_checkpoint"):
+        with suppress(UserError):  # weights that do not say it, or that are gone
+            return asdict(find_weights(source).preparation)
     told = timm.get_pretrained_cfg(model.get("backbone") or "")
     side = (model.get("options") or {}).get("img_size")
     found = resolve_data_config({"img_size": side}, told.to_dict() if told else {})
@@ -101,6 +109,39 @@ def _lists() -> set[str]:
         for name in module.__all__
         for option in list_options(getattr(module, name), prefix)
     }
+
+
+def _is_run(path: Path) -> bool:
+    """Whether a path is a checkpoint, or a folder with one."""
+    return path.suffix == ".ckpt" or (path.is_dir() and holds_run(path))
+
+
+def _scoring(source: str, command: str, arguments: list[str]) -> list[str]:
+    """The arguments that score weights without a run, with their own model and preparation."""
+    weights = find_weights(source)
+    if command == "fit":
+        raise UserError(
+            f"{source} is no checkpoint of a run, which alone can go on: start a new run from it "
+            f"with --model.init_checkpoint {source}"
+        )
+    backbone, num_classes = weights.config()
+    model = {"backbone": backbone.name, "num_classes": num_classes, "init_checkpoint": source}
+    model |= {name: getattr(backbone, name) for name in ("attention", "tie_qk", "options")}
+    data: dict[str, Any] = {**vars(weights.preparation)}
+    place = next(i for i, word in enumerate(arguments) if word.split("=")[0] == "--checkpoint")
+    words = arguments[:place] + arguments[place + (1 if "=" in arguments[place] else 2) :]
+    configs = [i for i, word in enumerate(words) if word.split("=")[0] in ("--config", "-c")]
+    if not configs and not any(word.startswith(("--data.root", "--data.name")) for word in words):
+        raise UserError(f"{source} does not say which images to score: give --data.root FOLDER")
+    if not configs and _option(words, "--data.name") is None:
+        data["name"] = ""  # image folders
+    parts = {"tasks.Classification": model, "data.ImageData": data}
+    config = {
+        section: {"class_path": f"softmaxfree.{name}", "init_args": given}
+        for section, (name, given) in zip(("model", "data"), parts.items())
+    }
+    after = configs[-1] + (1 if "=" in words[configs[-1]] else 2) if configs else 0
+    return [*words[:after], "--config", yaml.safe_dump(config), *words[after:]]
 
 
 def _option(arguments: list[str], name: str) -> str | None:

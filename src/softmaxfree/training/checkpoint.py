@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from ..checkpoint_files import LAST, PREVIOUS, keep_previous, write_checkpoint
 from ..errors import DivergedError, UserError
 from ..files import remove_unfinished
-from ..tasks.predict import read_run_checkpoint
+from ..models.checkpoints import read_run_checkpoint
 from .loop import RunLoop
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)

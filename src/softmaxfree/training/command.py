@@ -30,7 +30,7 @@ from ..tasks import Task
 from .allocator import keep_freed_memory
 from .arguments import complete, with_configuration
 from .checkpoint import AtomicCheckpointIO, RunCheckpoint, Stopped
-from .folder import RunLock, folder_of_run, name_of_data, name_of_model, refuse_taken
+from .folder import RunLock, folder_of_run, name_of_data, name_of_model, refuse_taken, start
 from .log import LineLogger, Pace, ProgressBar
 from .loop import RunLoop
 from .report import (
@@ -112,12 +112,17 @@ class TrainingCLI(LightningCLI):
         parser.link_arguments("seed_everything", "data.init_args.seed")
         parser.add_argument("--modules", type=Names, help=MODULES)
         if self.command != "fit":
-            parser.add_argument("--checkpoint", type=str | None, help="Checkpoint to score.")
+            parser.add_argument(
+                "--checkpoint",
+                type=str | None,
+                help="Weights to score: softpp_nano.cifar10, a run's folder or checkpoint, a file.",
+            )
             return
         parser.add_argument(
             "--checkpoint",
             type=str | None,
-            help="Checkpoint to go on from; `last` for that in --out, or none if that is new.",
+            help="Run to go on with: its folder or checkpoint; `last` for that in --out, or none "
+            "if that is new.",
         )
         parser.add_argument(
             "--out",
@@ -147,12 +152,11 @@ class TrainingCLI(LightningCLI):
         if config.checkpoint:
             config.checkpoint = str(sound_checkpoint(Path(config.checkpoint)))
             check_archive(Path(config.checkpoint))
-        model = config.model.init_args
-        trained = model.get("init_checkpoint") or (model.get("options") or {}).get("pretrained")
-        if self.command != "fit" and not config.checkpoint and not trained:
+        trained = config.checkpoint or start(config.model.init_args)
+        if self.command != "fit" and not trained:
             raise UserError(
-                f"{self.command} would score untrained weights: give --checkpoint FILE, "
-                "--model.init_checkpoint FILE or --model.options.pretrained true"
+                f"{self.command} would score untrained weights: give --checkpoint WEIGHTS, such as "
+                "softpp_nano.cifar10 or a run's folder"
             )
 
     def instantiate_classes(self) -> None:
@@ -240,6 +244,7 @@ class TrainingCLI(LightningCLI):
         """Writes down what the run is."""
         self.started = perf_counter()
         self.origin = origin()  # now: the working copy may change while the run goes on
+        self.origin["start"] = start(self.config.model.init_args) or "scratch"
         if self.trainer.is_global_zero:
             self.origin |= resumptions(self.folder, self.resumption)
             write_atomically(self.folder / "config.yaml", self.text)
@@ -250,7 +255,7 @@ class TrainingCLI(LightningCLI):
             parameters = sum(parameter.numel() for parameter in self.model.parameters())
             model, data = self.config.model.init_args, self.config.data.init_args
             print(
-                f"training {name_of_model(model)} "
+                f"training {name_of_model(model)} from {self.origin['start']} "
                 f"({parameters / 1e6:.1f} M parameters) on {name_of_data(data)}, "
                 f"in {self.folder}"
             )

@@ -11,6 +11,7 @@ from jsonargparse import Namespace
 
 from ..checkpoint_files import holds_run
 from ..errors import UserError, user_file
+from ..models.weights import trained
 from .restart import restarts
 
 
@@ -53,6 +54,14 @@ def _name_of_run(config: Namespace) -> str:
 def name_of_model(model: Namespace) -> str:
     """The backbone's name, or the attention's for models without a backbone."""
     return str(model.get("backbone") or model.get("attention") or "model")
+
+
+def start(model: Namespace) -> str | None:
+    """The weights that training starts from, as they were named; None for random ones."""
+    backbone = str(model.get("backbone"))
+    named = backbone if trained(backbone) else None
+    fetched = "timm's weights" if (model.get("options") or {}).get("pretrained") else None
+    return model.get("init_checkpoint") or named or fetched
 
 
 def name_of_data(data: Namespace) -> str:

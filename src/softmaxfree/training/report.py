@@ -18,7 +18,8 @@ from ..data.sources import Source
 from ..environment import command_line, commit, hardware, program, versions
 from ..files import write_atomically, write_picture
 from ..layers.multihead import MultiHeadAttention
-from ..tasks.predict import Classifier, read_run_checkpoint
+from ..models.weights import find_weights
+from ..tasks.predict import Classifier
 from .log import read_metrics
 
 Place = tuple[float, float]
@@ -43,19 +44,17 @@ def describe_run(folder: Path, **known: Any) -> None:
 
 
 def resumptions(folder: Path, new: dict[str, Any] | None) -> dict[str, Any]:
-    """The entry of run.json that lists from where a run was resumed, `new` the latest."""
+    """The entries of run.json that a resumed run keeps: where it started, and was resumed from."""
     if new is None:
         return {}
     try:
-        before = json.loads(read_file(folder / "run.json", LONGEST_RECORD))["resumed"]
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        RecursionError,
-    ):  # none yet, or not by `fit`
-        before = []
-    return {"resumed": [*(before if isinstance(before, list) else []), new]}
+        told = json.loads(read_file(folder / "run.json", LONGEST_RECORD))
+    except (ValueError, RecursionError):  # none yet, or not by `fit`
+        told = {}
+    told = told if isinstance(told, dict) else {}
+    before = told.get("resumed")
+    kept = {"start": told["start"]} if isinstance(told.get("start"), str) else {}
+    return {**kept, "resumed": [*(before if isinstance(before, list) else []), new]}
 
 
 def leave_traceback(folder: Path, rank: int) -> None:
@@ -115,10 +114,10 @@ def _attended(folder: Path, example: Path | None) -> tuple[dict[str, Tensor], Pl
     nothing: tuple[dict[str, Tensor], Place] = {}, (0.5, 0.5)
     if example is None or not (folder / "last.ckpt").is_file():
         return nothing
-    checkpoint = read_run_checkpoint(folder / "last.ckpt")
-    if "images" not in checkpoint:
+    weights = find_weights(folder / "last.ckpt")
+    if weights.task != "Classification":
         return nothing
-    classifier = Classifier(checkpoint)
+    classifier = Classifier(weights)
     if not any(isinstance(module, MultiHeadAttention) for module in classifier.model.modules()):
         return nothing
     tensor = classifier.tensor(read_image(example))
@@ -167,13 +166,13 @@ def next_commands(
         if data["root"] and value
     )
     found = []
-    checkpoint = read_run_checkpoint(folder / "last.ckpt")
+    weights = find_weights(folder / "last.ckpt")
     if example:
         found.append(f"predict {shlex.quote(str(example))} --checkpoint {last}{own}")
-    if example and "images" in checkpoint:
+    if example and weights.task == "Classification":
         files, images = (shlex.quote(f"[{path}]") for path in (folder / "last.ckpt", example))
         found.append(f"figures heatmap --checkpoints {files} --images {images}{own}")
-        size = checkpoint["images"]["size"]
+        size = weights.preparation.size
         sizes = shlex.quote(f"[{size},{size * 3 // 2},{size * 2}]")
         found.append(f"validate --checkpoint {last} --data.eval_sizes {sizes}{given}{own}")
     else:

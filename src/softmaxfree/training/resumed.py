@@ -9,7 +9,7 @@ import yaml
 
 from ..allow_list import either, is_number, is_switch, is_text, several
 from ..errors import UserError
-from ..tasks.predict import read_run_checkpoint
+from ..models.checkpoints import read_run_checkpoint
 from ..trust import read_yaml
 
 LENGTH = ("trainer.max_epochs", "trainer.max_steps")

@@ -73,6 +73,7 @@ def _row(name: str, told: dict[str, Any], config: dict[str, Any]) -> dict[str, A
         "task": config["model"]["class_path"].rpartition(".")[2],
         "data": data.get("name") or data.get("root"),
         "backbone": model.get("backbone") or "",
+        "from": told.get("start", ""),
         "attention": model.get("attention") or str(model.get("backbone")).partition("_")[0],
         "seed": config["seed_everything"],
         "epochs": config["trainer"]["max_epochs"],
@@ -90,14 +91,15 @@ def report(rows: list[dict[str, Any]], style: str) -> str:
             visible(row["run"]),
             visible(row["backbone"]),
             visible(row["attention"]),
+            visible(row["from"]),
             row["seed"],
             f"{row['minutes']:.1f}",
             *(_number(row["scores"].get(name)) for name in scores),
         ]
         for row in rows
     ]
-    header = ["run", "backbone", "attention", "seed", "minutes", *scores]
-    alignment = ["left"] * 3 + ["right"] * (2 + len(scores))
+    header = ["run", "backbone", "attention", "from", "seed", "minutes", *scores]
+    alignment = ["left"] * 4 + ["right"] * (2 + len(scores))
     return tabulate(lines, header, style, colalign=alignment, disable_numparse=True)
 
 

@@ -16,11 +16,11 @@ from ...imports import needs
 from ...layers.attention import SoftmaxFreeAttention
 from ...layers.multihead import MultiHeadAttention
 from ...layers.registry import ATTENTIONS, attention_class
+from ...models.weights import PACKAGED, find_weights
 from ..bench.contestants import find
 
 with needs("train", "a figure"):
-    from ...tasks.embedded import EMBEDDED, embedded_classifier
-    from ...tasks.predict import Classifier, read_run_checkpoint
+    from ...tasks.predict import Classifier
 
 
 class Subject(NamedTuple):
@@ -39,34 +39,34 @@ class Subject(NamedTuple):
         return layers
 
 
+DIGITS = ("softpp", "soft", "softmax", "performer", "nystromformer")
+"""Attentions of the models of digits; the wheel carries the first, a clone all of them."""
+
+
 def subjects(
-    checkpoints: Sequence[Path] | None, size: int | None = None, embedded: Sequence[str] = EMBEDDED
+    checkpoints: Sequence[str | Path] | None,
+    size: int | None = None,
+    embedded: Sequence[str] = DIGITS,
 ) -> list[Subject]:
-    """The models of runs' checkpoints, or models of digits that come with the package.
+    """Classifiers by the names of their weights, or models of digits that come with the package.
 
     Args:
-        checkpoints: Files such as a run's last.ckpt, of classifiers.
+        checkpoints: As `find_weights` takes them.
         size: Side of images in pixels; default: as in training.
         embedded: Attentions of models of digits, for when no checkpoints are given; those that are
             not here are left out.
     """
     check_size(size)
     if checkpoints is None:
-        here = [name for name in embedded if name in EMBEDDED]
-        return [_subject(embedded_classifier(name, size)) for name in here]
+        here = [name for name in (f"digits-{one}" for one in embedded) if name in PACKAGED]
+        return [_subject(Classifier(find_weights(name), size)) for name in here]
     if not checkpoints:
         raise UserError(
             "--checkpoints is empty; name files, or leave it out for the embedded models"
         )
     found = []
     for path in checkpoints:
-        checkpoint = read_run_checkpoint(path)
-        if not (isinstance(checkpoint.get("hyper_parameters"), dict) and "images" in checkpoint):
-            raise UserError(
-                f"{path} is no checkpoint of a classifier; give the last.ckpt of a run of "
-                "`softmaxfree fit` on images with classes"
-            )
-        found.append(_subject(Classifier(checkpoint, size)))
+        found.append(_subject(Classifier(find_weights(path), size)))
     return _told_apart(found, checkpoints)
 
 
@@ -77,13 +77,19 @@ def _subject(classifier: Classifier) -> Subject:
     return Subject(find(name).title if name in ATTENTIONS else name, name, classifier)
 
 
-def _told_apart(found: list[Subject], checkpoints: Sequence[Path]) -> list[Subject]:
+def _told_apart(found: list[Subject], checkpoints: Sequence[str | Path]) -> list[Subject]:
     """Adds the runs' names, or numbers, to titles that several models have."""
     titles = [subject.title for subject in found]
-    for label in (lambda i: checkpoints[i].absolute().parent.name, lambda i: str(i + 1)):
+    for label in (lambda i: _short(checkpoints[i]), lambda i: str(i + 1)):
         common = {title for title in titles if titles.count(title) > 1}
         titles = [f"{t} ({label(i)})" if t in common else t for i, t in enumerate(titles)]
     return [subject._replace(title=title) for subject, title in zip(found, titles)]
+
+
+def _short(source: str | Path) -> str:
+    """The name of weights, or of the run's folder that a checkpoint is in."""
+    path = Path(source)
+    return path.absolute().parent.name if path.suffix == ".ckpt" else path.name
 
 
 def attention_name(classifier: Classifier) -> str:
