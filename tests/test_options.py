@@ -26,7 +26,6 @@ WORDS = {
     "host": "Address to listen on",
     "images": "Image files",
     "inverse": "How the landmark matrix is inverted",
-    "json": "File to write",
     "layer": "Layer",
     "memory": "Measure memory too",
     "model": "Name of a backbone",
@@ -63,7 +62,6 @@ TYPES = {
     "checkpoint": {"Path", "str"},  # fit takes `last` too
     "checkpoints": {"listPath"},
     "images": {"listPath", ""},  # predict takes file names that are not in UTF-8
-    "json": {"Path"},
     "out": {"Path"},
     "page": {"Path"},
     "size": {"int"},

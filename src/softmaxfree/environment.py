@@ -13,6 +13,15 @@ from typing import Any
 
 import torch
 
+from .errors import UserError
+
+
+def chosen_device(given: str | None) -> str:
+    """The device as given, or a GPU if there is one; raises UserError for one that is not here."""
+    if given == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda was given, but torch finds no GPU; use --device cpu")
+    return given or ("cuda" if torch.cuda.is_available() else "cpu")
+
 
 def commit() -> str | None:
     """The commit of the working copy that this package runs from; None if installed."""

@@ -38,6 +38,12 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
+def check_folder_of(path: Path) -> None:
+    """Raises UserError if the folder that a file is to be written to does not exist."""
+    if not path.parent.is_dir():
+        raise UserError(f"there is no folder {path.parent} to write to: create it first")
+
+
 def write_picture(path: Path, picture: Any) -> None:
     """Writes an image of PIL or a figure of matplotlib atomically, as PNG."""
     buffer = io.BytesIO()

@@ -197,9 +197,9 @@ def test_what_cannot_be_read_is_said_in_one_sentence(tmp_path: Path) -> None:
     Image.fromarray(UPRIGHT).save(tmp_path / "whole.png")
     whole = (tmp_path / "whole.png").read_bytes()
     files = {
-        "notes.png": (b"not an image", "it is none of JPEG, PNG, .*, or broken"),
-        "empty.jpg": (b"", "it is none of"),
-        "page.eps": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "it is none of"),
+        "notes.png": (b"not an image", "it does not begin as JPEG, PNG, .* files do"),
+        "empty.jpg": (b"", "it does not begin as"),
+        "page.eps": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "it does not begin as"),
         "half.png": (whole[: len(whole) // 2], "it begins as PNG and cannot be decoded"),
         "bomb.png": (png_header(60_000, 60_000), "far more pixels .* may have 100 million"),
         "large.png": (png_header(13_000, 13_000), "13,000 x 13,000 pixels by its header"),
@@ -212,7 +212,7 @@ def test_what_cannot_be_read_is_said_in_one_sentence(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=f"{name} cannot be read as an image: .*{sentence}"):
             read_image(path)
     for path, sentence in (
-        (tmp_path / "none.png", "there is none"),
+        (tmp_path / "none.png", "there is no such file"),
         (tmp_path, "not a file"),
         (Path("/dev/zero"), "not a file"),
         (Path("a\0b"), "null"),

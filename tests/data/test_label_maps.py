@@ -300,7 +300,7 @@ def test_files_that_cannot_be_read_fail_when_they_are_asked_for(kind: str, tmp_p
         (tmp_path / file).write_bytes(b"" if kind == "header" else content[: len(content) // 2])
     maps = open_folders(tmp_path, "")
     assert labels_of(maps) == noise.flatten().tolist()
-    with pytest.raises(ImageFileError, match="or broken"):
+    with pytest.raises(ImageFileError, match="or damaged"):
         maps.load(1)
     with pytest.raises(ImageFileError, match=r"its label .*2\.png cannot be read"):
         maps.load(2)

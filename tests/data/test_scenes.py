@@ -202,7 +202,7 @@ def test_voc_takes_the_file_name_or_the_name_in_the_split(tmp_path: Path) -> Non
         "photo.jpg",
         "val_2.jpg",
     ]
-    with pytest.raises(ImageFileError, match="there is none"):  # only when it is asked for
+    with pytest.raises(ImageFileError, match="there is no such file"):  # only when it is asked for
         scenes.load(2)
 
 
@@ -412,10 +412,10 @@ def test_images_of_coco_that_cannot_be_read_fail_when_they_are_asked_for(tmp_pat
     scenes = open_coco(tmp_path, {})
     file = Path(scenes.describe(1))
     file.write_bytes(file.read_bytes()[:-20])
-    with pytest.raises(ImageFileError, match="or broken"):
+    with pytest.raises(ImageFileError, match="or damaged"):
         scenes.load(1)
     file.unlink()
-    with pytest.raises(ImageFileError, match="there is none"):
+    with pytest.raises(ImageFileError, match="there is no such file"):
         scenes.load(1)
 
 

@@ -168,7 +168,9 @@ def test_a_run_is_trained_scored_and_used(
     other.parent.mkdir()
     other.write_bytes(Path("run/example.png").read_bytes())
     predict([Path("run/example.png"), other], Path("run/last.ckpt"), threshold=0.0)
-    objects = json.loads(Path("predictions/objects.json").read_text())["run/example.png"]
+    first, second = map(json.loads, Path("predictions/found.jsonl").read_text().splitlines())
+    assert (first["image"], second["image"]) == ("run/example.png", "run/other/example.png")
+    objects = first["found"]
     assert len(objects) == 20
     assert {"class", "index", "score", "bbox"} <= objects[0].keys()
     assert [entry["score"] for entry in objects] == sorted(
@@ -179,6 +181,12 @@ def test_a_run_is_trained_scored_and_used(
         drawn = np.asarray(Image.open(Path("predictions") / name))
         assert drawn.shape == before.shape
         assert (drawn != before).any()
+
+    predict([other], "run", threshold=0.0, out=Path("found.csv"))  # no pictures then
+    header, row, *_ = Path("found.csv").read_text().splitlines()
+    assert header == "image,class,index,score,x,y,width,height"
+    numbers = [float(cell) for cell in row.split(",")[3:]]
+    assert numbers == pytest.approx([objects[0]["score"], *objects[0]["bbox"]])
 
     with pytest.raises(ValueError, match="finds objects, and takes no --top"):
         predict([Path("run/example.png")], Path("run/last.ckpt"), top=3)

@@ -168,9 +168,9 @@ def test_a_run_is_trained_scored_and_used(
     assert header[-2:] == ["mIoU", "pixel_accuracy"]
     assert line[-2:] == [f"{told[name]:.3f}" for name in ("mIoU", "pixel_accuracy")]
 
-    predict([Path("run/example.png")], Path("run/last.ckpt"), target=Path("shares.json"))
-    shares = json.loads(Path("shares.json").read_text())["run/example.png"]
-    assert sum(shares.values()) == pytest.approx(1)
+    predict([Path("run/example.png")], Path("run/last.ckpt"))
+    shares = json.loads(Path("predictions/found.jsonl").read_text())["found"]
+    assert sum(entry["share"] for entry in shares) == pytest.approx(1)
     image, labels, overlay = (
         opened(path) for path in ("run/example.png", "predictions/example-labels.png",
                                   "predictions/example.png")

@@ -1,8 +1,6 @@
 """Runs from the command line, in this process: what they write, print and refuse."""
 
-import io
 import json
-import os
 import re
 import shlex
 import shutil
@@ -17,7 +15,6 @@ import yaml
 from jsonargparse import Namespace
 from PIL import Image
 
-from softmaxfree.cli import main
 from softmaxfree.errors import DivergedError, UserError
 from softmaxfree.layers.registry import ATTENTIONS
 from softmaxfree.models.weights import find_weights
@@ -69,15 +66,17 @@ def test_a_run_leaves_everything_that_is_needed(
         assert f"at {size} x {size} pixels" in printed
     assert "of the time of a step" in printed
 
-    predict([folder / "example.png"], folder / "last.ckpt", 5, None, tmp_path / "found.json")
-    found = json.loads((tmp_path / "found.json").read_text())
-    classes = found[str(folder / "example.png")]
+    predict([folder / "example.png"], folder / "last.ckpt")
+    assert "%" in capsys.readouterr().out
+    predict([folder / "example.png"], folder / "last.ckpt", out=tmp_path / "found.jsonl")
+    found = json.loads((tmp_path / "found.jsonl").read_text())
+    assert found["image"] == str(folder / "example.png")
+    classes = found["found"]
     assert len(classes) == 5
     assert [entry["probability"] for entry in classes] == sorted(
         (entry["probability"] for entry in classes), reverse=True
     )
     assert {entry["class"] for entry in classes} <= {str(digit) for digit in range(10)}
-    assert "%" in capsys.readouterr().out
 
 
 def test_the_commands_to_try_next_work_when_pasted(
@@ -107,7 +106,7 @@ def test_prediction_uses_the_averaged_weights_and_the_runs_preparation(fit: Fit)
     pixels = predictor.tensor(Image.open(folder / "example.png").convert("RGB"))
     assert pixels.shape == (1, 3, 16, 16)
     assert predictor.seen(pixels).shape == (16, 16, 3)
-    assert predictor.probabilities(folder / "example.png").sum() == pytest.approx(1, abs=1e-5)
+    assert predictor.probabilities(pixels).sum() == pytest.approx(1, abs=1e-5)
 
 
 def test_validation_takes_its_configuration_from_the_checkpoint(
@@ -381,42 +380,3 @@ def test_the_command_line_refuses_what_it_does_not_know(
     assert done.returncode == 0
     assert "\n  softmaxfree fit --config recipes/cifar10/softpp_nano.yaml" in done.stdout
     assert "--weights_only" not in done.stdout  # which is not for the user to turn off
-
-
-def test_the_class_of_an_image_is_refused_for_what_is_no_image(fit: Fit, tmp_path: Path) -> None:
-    folder = fit()
-    (tmp_path / "note.png").write_text("no image")
-    with pytest.raises(ValueError, match=r"note.png cannot be read as an image"):
-        predict([tmp_path / "note.png"], folder / "last.ckpt", 5, None, None)
-    with pytest.raises(ValueError, match="there is no checkpoint"):
-        predict([folder / "example.png"], tmp_path / "no.ckpt", 5, None, None)
-    (tmp_path / "half.ckpt").write_bytes((folder / "last.ckpt").read_bytes()[:5000])
-    with pytest.raises(ValueError, match="truncated"):
-        predict([folder / "example.png"], tmp_path / "half.ckpt", 5, None, None)
-    torch.save({"state_dict": {}}, tmp_path / "other.ckpt")
-    with pytest.raises(ValueError, match="no checkpoint that can predict"):
-        predict([folder / "example.png"], tmp_path / "other.ckpt", 5, None, None)
-
-
-def test_a_photograph_of_any_name_is_predicted_upright(
-    fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = fit()
-    photo = Image.open(folder / "example.png").rotate(90)
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    name = os.fsdecode(b"caf\xe9.png")
-    photo.save(tmp_path / name, exif=exif)
-    words = ["--checkpoint", str(folder / "last.ckpt"), "--json", str(tmp_path / "found.json")]
-    output = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, encoding="utf-8"))
-    main(["predict", str(folder / "example.png"), str(tmp_path / name), *words])
-    assert b"caf\\udce9.png" in output.getvalue()
-    expected, found = json.loads((tmp_path / "found.json").read_text()).values()
-    assert found == expected
-
-
-@pytest.mark.parametrize("size", [-3, 0, 100_000])
-def test_sides_that_images_cannot_have_are_refused(size: int, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"--size must be from 1 to 4096 pixels, got {size}"):
-        predict([], tmp_path / "none.ckpt", size=size)

@@ -163,7 +163,9 @@ def _opened(source: Path | IO[bytes], limits: Limits) -> Iterator[Image.Image]:
                 raise ImageFileError(_too_many("far more", limits)) from None
             except Exception as error:  # readers of headers raise anything
                 known = ", ".join(limits.formats)
-                raise ImageFileError(f"it is none of {known}, or broken") from error
+                raise ImageFileError(
+                    f"it does not begin as {known} files do: it is something else, or damaged"
+                ) from error
             with file:
                 _check_header(file, limits)
                 yield file
@@ -181,7 +183,7 @@ def _stream(source: Path | IO[bytes], limits: Limits) -> nullcontext[IO[bytes]] 
     except ImageFileError:
         raise
     except FileNotFoundError as error:
-        raise ImageFileError("there is none") from error
+        raise ImageFileError("there is no such file") from error
     except UserError as error:
         raise ImageFileError("it is a folder, a pipe or a device, not a file") from error
     except (OSError, ValueError) as error:  # ValueError: a name with a null character

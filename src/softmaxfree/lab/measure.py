@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..environment import largest_ever, process_bytes
+from ..environment import chosen_device, largest_ever, process_bytes
 from ..errors import UserError
 
 
@@ -154,5 +154,4 @@ def check_machine(threads: int | None, device: str = "cpu") -> None:
     """Raises UserError for a number of threads or a device that this machine does not have."""
     if threads is not None and threads < 1:
         raise UserError(f"--threads must be at least 1, got {threads}")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda was given, but torch finds no GPU; use --device cpu")
+    chosen_device(device)

@@ -106,7 +106,7 @@ def read(path: Path) -> dict[str, Any]:
         with user_file(path):
             content = json.loads(path.read_text())
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise UserError(f"{path} is not a result in JSON: {error}") from None
+        raise UserError(f"{path} is not JSON, as the results of a benchmark are") from error
     found = content.get("schema_version") if isinstance(content, dict) else None
     if found != SCHEMA_VERSION or not isinstance(content.get("rows"), list):
         raise UserError(

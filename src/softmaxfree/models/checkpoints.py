@@ -160,13 +160,11 @@ def read_checkpoint(path: Path) -> StateDict:
     check_archive(path)
     try:
         state = load_state_dict(str(path), use_ema=True, weights_only=True)
+        if not isinstance(state, dict):
+            raise ValueError(f"it holds a {type(state).__name__}")
         check_tensors(state)
     except Exception as error:  # whatever a broken file makes the readers raise
-        reason = str(error).split("\n")[0].rstrip(".")
-        raise UserError(
-            f"{path} cannot be read as weights ({reason}); it is truncated, or not a checkpoint "
-            "of tensors alone: fetch it again"
-        ) from error
+        raise _unreadable(path, "weights", error) from error
     foreign = [key for key, tensor in state.items() if not isinstance(tensor, Tensor)]
     if foreign or not state:
         raise UserError(
@@ -174,6 +172,22 @@ def read_checkpoint(path: Path) -> StateDict:
             "save model.state_dict()"
         )
     return state
+
+
+def _unreadable(path: Path, what: str, error: Exception) -> UserError:
+    """Why a file is not read; without the readers' advice to run what is in it."""
+    message = str(error)
+    if found := re.search(r"[Uu]nsupported globals?: (?:GLOBAL )?([\w.]+)", message):
+        return UserError(
+            f"{path} is refused: besides tensors it names {found[1]}, code that loading it would "
+            "run; ask its author for the state dict alone, as .safetensors"
+        )
+    known = "weights_only" not in message and "Weights only" not in message
+    reason = f" ({message.splitlines()[0].rstrip('.')})" if known and message else ""
+    return UserError(
+        f"{path} cannot be read as {what}{reason}: it is truncated or damaged, or a file of "
+        "another kind"
+    )
 
 
 _PARTS: dict[str, type] = {
@@ -218,10 +232,7 @@ def read_run_checkpoint(path: Path) -> dict[str, Any]:
         check_parts(checkpoint)
         check_tensors(checkpoint)
     except Exception as error:  # whatever a broken file makes torch raise
-        reason = str(error).split("\n")[0].rstrip(".")
-        raise UserError(
-            f"{path} cannot be read as a checkpoint ({reason}): it is truncated, or not of a run"
-        ) from error
+        raise _unreadable(path, "a checkpoint", error) from error
     return checkpoint
 
 

@@ -41,7 +41,7 @@ class Labeller:
         if self.resize.size is not None and self.resize.max_size is None:
             check_resized(image, self.resize.size)
         pixels, _ = self.resize(image, torch.empty(0))
-        logits = self.task(pixels).unsqueeze(0)
+        logits = self.task(pixels.to(self.task.device)).unsqueeze(0).cpu()
         if logits.shape[-2:] != (image.height, image.width):
             size = (image.height, image.width)
             logits = F.interpolate(logits, size, mode="bilinear", align_corners=False)

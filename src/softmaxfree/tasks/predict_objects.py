@@ -53,9 +53,9 @@ class ObjectFinder:
         "segmentation", both as COCO writes them.
         """
         pixels = pil_to_tensor(image)
-        (found,) = self.task([pixels])
+        (found,) = self.task([pixels.to(self.task.device)])
         sure = found["scores"] >= threshold
-        found = {name: values[sure] for name, values in found.items()}
+        found = {name: values[sure].cpu() for name, values in found.items()}
         numbers = list(range(len(self.classes)))
         objects = [
             {

@@ -101,7 +101,9 @@ def test_a_file_is_taken_or_refused_and_gone_in_either_case(tmp_path: Path) -> N
     files.add(str(path))
     key, refusal = taken(str(path), "before", inbox, photos)
     assert key == "before"
-    assert refusal.startswith("Refused: file.png cannot be read as an image: it is none of PNG")
+    assert refusal.startswith(
+        "Refused: file.png cannot be read as an image: it does not begin as PNG"
+    )
     assert not path.exists()
 
 

@@ -48,10 +48,13 @@ def test_bad_files_are_refused(tmp_path: Path) -> None:
     noise(0).image.save(tmp_path / "whole.png")
     whole = (tmp_path / "whole.png").read_bytes()
     files = {
-        "notes.png": (b"not an image", r"notes\.png cannot be read as an image: it is none of PNG"),
-        "empty.jpg": (b"", "it is none of"),
-        "drawing.svg": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "it is none of"),
-        "page.eps": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "it is none of"),
+        "notes.png": (
+            b"not an image",
+            r"notes\.png cannot be read as an image: it does not begin as PNG",
+        ),
+        "empty.jpg": (b"", "it does not begin as"),
+        "drawing.svg": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "it does not begin as"),
+        "page.eps": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "it does not begin as"),
         "half.png": (whole[: len(whole) // 2], "it begins as PNG and cannot be decoded"),
         "bomb.png": (png_header(60_000, 60_000), "far more pixels .* may have 40 million"),
         "large.png": (png_header(8_000, 6_000), "8,000 x 6,000 pixels by its header"),

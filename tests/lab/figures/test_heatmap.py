@@ -147,7 +147,7 @@ def test_files_of_one_name_have_figures_of_their_own(
         (["--layer", "9"], "SOFT++: layer must be a name or a number from -4 to 3, got 9"),
         (["--layer", "stages.9"], "there is no layer 'stages.9'; choose one of stages.0.blocks"),
         (["--images", "[]"], "--images is empty; name files, or leave it out for digits"),
-        (["--images", "[none.png]"], "none.png cannot be read as an image: there is none"),
+        (["--images", "[none.png]"], "none.png cannot be read as an image: there is no such file"),
         (["--size", "0"], "--size must be from 1 to 4096 pixels, got 0"),
         (["--checkpoints", "[]"], "--checkpoints is empty; name files"),
     ],

@@ -10,6 +10,7 @@ import torch
 
 from softmaxfree import diagnose
 from softmaxfree.cli import main
+from softmaxfree.data.image_files import read_image
 from softmaxfree.data.sources import Digits, Source, open_source
 from softmaxfree.lab.figures import resolution
 from softmaxfree.lab.figures.subject import Subject, given_images, subjects
@@ -29,11 +30,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def one_by_one(subject: Subject, size: int, root: Path) -> float:
-    """The accuracy of `Classifier.top`, file by file."""
+    """The accuracy of `Classifier.top` over the files."""
     subject.classifier.size = size
     files = [path for path in root.glob("val/*/*.png") if path.stem != "broken"]
     assert len(files) == 14
-    found = [subject.classifier.top(path, 1)[0]["class"] == path.parent.name for path in files]
+    prepared = torch.cat([subject.classifier.tensor(read_image(path)) for path in files])
+    top = subject.classifier.top(prepared, 1)
+    found = [entry["class"] == path.parent.name for path, (entry,) in zip(files, top)]
     return sum(found) / len(found)
 
 

@@ -157,7 +157,9 @@ class View:
         growths = (now / then for now, then in zip(self._strengths(look), self._strengths(trained)))
         warning = "" if look is trained else resolution_warning(growths, look.side, trained.side)
         named = dict(zip(classes, look.probabilities.tolist()))
-        return Prediction(named, f"{caption} {warning}".strip())
+        warning = f" {warning}" if warning else ""
+        knows = look.subject.classifier.knows
+        return Prediction(named, f"{caption}{warning} The model {knows}")
 
     def _strengths(self, look: Look) -> list[float]:
         factors = [self._factors(look, layer, AS_TRAINED) for layer in range(len(look.layers))]
