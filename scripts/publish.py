@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from tqdm import tqdm
 
-from softmaxfree.data.sources import find_root
+from softmaxfree.data.roots import find_root
 from softmaxfree.errors import UserError
 from softmaxfree.files import write_atomically
 from softmaxfree.models.checkpoints import read_run_checkpoint

@@ -90,7 +90,7 @@ def options(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> Iterator
 
     monkeypatch.setattr(ArgumentParser, "parse_args", stop)
     with pytest.raises(ParserMade) as made:
-        run_command([*words, "--config=any"])
+        run_command([*words, "--config=fsdp"])
     for action in made.value.args[0]._actions:
         if isinstance(action, _SubParsersAction):  # Lightning's, with one subcommand
             yield from action.choices[words[0]]._actions

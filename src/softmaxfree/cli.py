@@ -6,11 +6,13 @@ import signal
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .errors import UserError, check_words, visible
 from .imports import needs
+from .words import list_options, with_lists
 
 
 class Command(NamedTuple):
@@ -130,6 +132,10 @@ def _call(command: Command, words: list[str], program: str) -> None:
         function: Callable[..., Any] = getattr(import_module(f"softmaxfree.{module}"), name)
     from jsonargparse import auto_cli
 
+    if all(
+        option.default is not option.empty for option in signature(function).parameters.values()
+    ):
+        words = with_lists(words, list_options(function))
     written = function(words) if command.parses else auto_cli(function, args=words, prog=program)
     if isinstance(written, Path):
         print(f"written: {written}")

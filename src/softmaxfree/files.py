@@ -5,6 +5,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, Any
 
@@ -82,9 +83,21 @@ def _prefix(path: Path) -> str:
 
 
 def recipe(name: str) -> Path:
-    """The file of a recipe, in the installed package or at the root of the working copy."""
+    """The file of a recipe, in the installed package or at the root of the working copy.
+
+    Args:
+        name: Such as cifar10/softpp_nano; recipes/cifar10/softpp_nano.yaml is the same.
+    """
     here = Path(__file__).parent
-    for folder in (here / "recipes", here.parents[1] / "recipes"):
-        if (folder / name).is_file():
-            return folder / name
-    raise UserError(f"there is no recipe {name}")
+    folders = [path for path in (here / "recipes", here.parents[1] / "recipes") if path.is_dir()]
+    stem = name.removeprefix("recipes/").removesuffix(".yaml")
+    for folder in folders:
+        if (folder / f"{stem}.yaml").is_file():
+            return folder / f"{stem}.yaml"
+    known = [
+        path.relative_to(folder).as_posix().removesuffix(".yaml")
+        for folder in folders
+        for path in sorted(folder.rglob("*.yaml"))
+    ]
+    near = ", ".join(get_close_matches(stem, known) or known)
+    raise UserError(f"there is no file {name} and no recipe of that name: give one of {near}")

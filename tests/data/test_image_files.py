@@ -98,8 +98,8 @@ def test_an_orientation_that_there_is_none_of_is_passed_over(tmp_path: Path) -> 
 def test_image_folders_give_photographs_upright(tmp_path: Path) -> None:
     for orientation in LYING:
         write_photo(tmp_path / "train" / "class" / f"{orientation}.jpg", orientation)
-    for name in ("", "torch/image_folder"):
-        source = open_source(name, str(tmp_path if not name else tmp_path / "train"), "train")
+    for name, split in (("", ""), ("torch/image_folder", "train")):
+        source = open_source(name, str(tmp_path / "train"), split)
         assert isinstance(source, Source)
         assert len(source) == 8
         assert all(is_upright(source.load(index)[0]) for index in range(8))
@@ -230,7 +230,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
         read_image(pipe)
     with pytest.raises(UserError, match="is a pipe or a device"):
         read_file(pipe)
-    source = open_source("", str(tmp_path), "train")
+    source = open_source("", str(tmp_path / "train"), "")
     assert isinstance(source, Source)
     with pytest.raises(UserError, match="not a file"):
         source.load(0)
@@ -281,6 +281,18 @@ def test_sides_to_resize_to() -> None:
         ImageData(size=16, interpolation="random")
     with pytest.raises(UserError, match=r"--data\.train_interpolation must be .*, got 'cubic'"):
         ImageData(size=16, train_interpolation="cubic")
+    for name, value, sentence in (
+        ("crop_mode", "foo", "one of rrc, rkrc, rkrr, pad, got 'foo'"),
+        ("auto_augment", "foo", "a policy of timm, such as .*, got 'foo'"),
+        ("batch_size", 0, "at least 1, got 0"),
+        ("eval_batch_size", 0, "at least 1, got 0"),
+        ("num_workers", -1, "at least 0, got -1"),
+    ):
+        with pytest.raises(UserError, match=rf"--data\.{name} must be {sentence}"):
+            ImageData(**{name: value})  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"digits are embedded .* --data.root is here: leave it"):
+        ImageData("digits", root="here")
+    assert ImageData(root="here").dataset == ""
     check_resized(Image.new("1", (100, 200)), 4096)
     with pytest.raises(UserError, match="9 x 900 pixels has 4,096 x 409,600 when it is resized"):
         check_resized(Image.new("1", (9, 900)), 4096)

@@ -311,7 +311,7 @@ def test_the_first_samples_of_a_fixed_shuffle_can_be_taken(tmp_path: Path) -> No
             "has no train, nor aclImdb/train, nor train.jsonl; .* https://ai.stanford.edu/~amaas",
         ),
         ("retrieval", lambda root: None, f"has no new_aan_pairs.train.tsv, nor .*; .* {RELEASE}"),
-        ("image", lambda root: None, "has no split 'train': .* none; .* https://www.cs.toronto.ed"),
+        ("image", lambda root: None, "has no images in folders .*; .* https://www.cs.toronto.ed"),
         ("pathfinder", lambda root: None, f"has no metadata, nor lra_release/.*; .* {RELEASE}"),
         (
             "listops",

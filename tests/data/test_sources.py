@@ -1,5 +1,6 @@
 """Data sets by name: what is in them, and what is said when something is wrong with them."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,42 @@ def test_image_folders_are_found_as_given_and_below_the_data_folder(
     assert len(opened("", "numbers", "validation")) == 20  # val, by another of its usual names
 
 
+def test_a_fifth_of_each_class_is_held_out_where_there_are_no_splits(tmp_path: Path) -> None:
+    """By the names of files alone: the same wherever the folder lies, and whatever is beside."""
+    write_digits(tmp_path / "whole", train=100, val=10)
+    shutil.move(tmp_path / "whole/val", tmp_path / "val")
+    (tmp_path / "flat/.cache").mkdir(parents=True)
+    for folder in (tmp_path / "whole/train").iterdir():
+        shutil.copytree(folder, tmp_path / "flat" / folder.name)
+    parts = []
+    for root in ("whole", "flat"):  # root/train alone, and classes alone
+        train, val = (opened("", str(tmp_path / root), split) for split in ("train", "validation"))
+        files = [{Path(part.describe(i)).name for i in range(len(part))} for part in (train, val)]
+        assert not files[0] & files[1]
+        assert len(files[0] | files[1]) == 100
+        assert {val.load(i)[1] for i in range(len(val))} == set(range(10))
+        assert "a fifth of each class" in val.origin
+        parts.append(files[1])
+    assert parts[0] == parts[1]
+    assert 10 <= len(parts[0]) <= 20
+
+
+def test_splits_are_found_by_their_usual_names(tmp_path: Path) -> None:
+    write_digits(tmp_path, train=20, val=12)
+    for name in ("validation", "valid", "test"):
+        shutil.move(next(path for path in tmp_path.iterdir() if path.name != "train"),
+                    tmp_path / name)  # fmt: skip
+        assert len(opened("", str(tmp_path), "validation")) == 12
+    assert len(opened("", str(tmp_path), "train")) == 20
+
+
+def test_a_class_may_be_called_like_a_split(tmp_path: Path) -> None:
+    write_digits(tmp_path / "split", train=100, val=10)
+    for name, digit in (("train", "1"), ("bus", "2")):
+        shutil.copytree(tmp_path / "split/train" / digit, tmp_path / "vehicles" / name)
+    assert opened("", str(tmp_path / "vehicles"), "train").classes == ["bus", "train"]
+
+
 def test_torchvisions_data_sets_are_read(tmp_path: Path) -> None:
     write_digits(tmp_path, train=30, val=20)
     source = opened("torch/image_folder", str(tmp_path / "train"), "train")
@@ -71,7 +108,12 @@ def test_webdataset_shards_are_read_in_order(tmp_path: Path) -> None:
         ("", "nowhere", "train", "there is no folder nowhere"),
         ("", None, "train", "needs its folder"),
         ("", "numbers", "trian", "no split 'trian': its folders are train, val"),
-        ("", "empty", "train", "cannot be opened: Found 0 images"),
+        ("", "empty", "train", "empty has no images in folders of .* takes empty/CLASS/IMAGE, or"),
+        ("", "loose", "train", "loose/0.png lies in no folder of a class: .*, loose/CLASS/IMAGE"),
+        ("", "no_classes", "train", "splits without classes: .*, no_classes/train/CLASS/IMAGE"),
+        ("", "lonely", "val", "lonely/dog/0.png is the only image of its class: .* at least two"),
+        ("", "no_train", "train", "no split 'train': its folders are val; .* --data.train_split"),
+        ("", "imagenet", "train", "imagenet, which holds ImageNet-1K, https://image-net.org, as"),
         ("digits", None, "dev", "no split 'dev'"),
         ("torch/cifar10", "numbers", "train", "cannot be opened: Dataset not found"),
         ("torch/cifar10", "numbers", "dev", "no split 'dev'"),
@@ -89,6 +131,12 @@ def test_what_is_wrong_is_said_in_one_sentence(
     monkeypatch.chdir(tmp_path)
     write_digits(tmp_path / "numbers", train=10, val=10)
     (tmp_path / "empty" / "train").mkdir(parents=True)
+    image, _ = Digits("train").load(0)
+    for file in ("loose/0", "no_classes/train/0", "no_classes/val/0", "lonely/cat/0",
+                 "lonely/dog/0", "lonely/cat/1", "no_train/val/cat/0"):  # fmt: skip
+        path = tmp_path / f"{file}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image.save(path)
     with pytest.raises(ValueError, match=sentence) as caught:
         open_source(name, root, split)
     assert "\n" not in str(caught.value)

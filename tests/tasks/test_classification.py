@@ -72,7 +72,7 @@ def test_scores_count_every_sample_once_and_nothing_else() -> None:
 def test_a_checkpoint_starts_a_model_of_other_classes(tmp_path: Path) -> None:
     task = Classification(**NANO)
     torch.save({"state_dict": task.state_dict()}, tmp_path / "run.ckpt")
-    other = Classification(**NANO, num_classes=4)
+    other = Classification(**NANO | {"num_classes": 4})
     told = initialise(other.model, find_weights(tmp_path / "run.ckpt"))
     assert "left as they were: head.weight, head.bias" in told
     for name, tensor in task.model.state_dict().items():

@@ -17,7 +17,7 @@ from .test_task import NANO, Recorder
 def test_features_that_are_drawn_anew_are_copied(tmp_path: Path, precision: Any) -> None:
     """Performer's: an average of independent draws is no draw."""
     options = NANO["options"] | {"attention_options": {"redraw": 2}}
-    task = Classification(attention="performer", options=options, ema=0.9)
+    task = Classification(num_classes=10, attention="performer", options=options, ema=0.9)
     recorder = Recorder()
     trainer = Trainer(
         accelerator="cpu", precision=precision, max_epochs=1, limit_train_batches=8,

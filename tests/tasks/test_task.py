@@ -14,7 +14,8 @@ from softmaxfree.tasks import Classification
 from softmaxfree.tasks.ema import MovingAverage
 
 NANO: dict[str, Any] = {
-    "options": {"embed_dims": (16, 16, 16, 16), "depths": (1, 1, 1, 1), "num_heads": (1, 1, 1, 1)}
+    "num_classes": 10,
+    "options": {"embed_dims": (16, 16, 16, 16), "depths": (1, 1, 1, 1), "num_heads": (1, 1, 1, 1)},
 }
 
 

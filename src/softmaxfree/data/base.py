@@ -33,6 +33,13 @@ class Data(LightningDataModule):
         seed: int,
     ) -> None:
         super().__init__()
+        for option, given, least in (
+            ("batch_size", batch_size, 1),
+            ("eval_batch_size", eval_batch_size, 1),
+            ("num_workers", num_workers, 0),
+        ):
+            if given is not None and given < least:
+                raise UserError(f"--data.{option} must be at least {least}, got {given}")
         self.splits = splits
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
         self.num_workers, self.seed = num_workers, seed
@@ -49,7 +56,7 @@ class Data(LightningDataModule):
         for part in parts:
             if part not in self.sources:
                 self.sources[part] = self.open(part)
-        self.check_classes()
+        self.check_classes(training=stage == "fit")
 
     @property
     def classes(self) -> list[str] | None:
@@ -57,22 +64,24 @@ class Data(LightningDataModule):
         found = [source.classes for source in self.sources.values() if isinstance(source, Source)]
         return next((classes for classes in found if classes), None)
 
-    def check_classes(self) -> None:
+    def check_classes(self, training: bool) -> None:
         """Raises UserError unless all splits have the same classes, as many as the model."""
-        expected = self.num_classes()
+        expected, first = self.num_classes(), self.classes
         for part, source in self.sources.items():
             classes = source.classes if isinstance(source, Source) else None
-            if not classes:
-                continue
-            if expected is not None and len(classes) != expected:
+            if classes and first and classes != first:
+                raise UserError(
+                    f"the classes of the {part} split ({source.origin or self.splits[part]}) are "
+                    f"not those of the training split: {_difference(classes, first)}; give every "
+                    "class images in both, or remove it"
+                )
+            if classes and expected is not None and len(classes) != expected:
+                if not training:
+                    raise other_classes(classes, f"the model has {expected}")
                 raise UserError(
                     f"the data has {len(classes)} classes in its {part} split, but the model has "
-                    f"num_classes={expected}: give --model.num_classes {len(classes)}"
-                )
-            if classes != self.classes:
-                raise UserError(
-                    f"the classes of the {part} split are not those of the training split, "
-                    f"so that their numbers differ: {_first_difference(classes, self.classes)}"
+                    f"num_classes={expected}: give --model.num_classes {len(classes)} for a new "
+                    f"model, or data with {expected} classes"
                 )
 
     def num_classes(self) -> int | None:
@@ -200,8 +209,28 @@ def _check(batch: Any, loader: ResumableLoader) -> None:
     loader.refuse_missing(batch.incomplete)
 
 
-def _first_difference(classes: list[str], others: list[str] | None) -> str:
-    for mine, theirs in zip(classes, others or []):
-        if mine != theirs:
-            return f"{mine} in place of {theirs}"
-    return f"{len(classes)} in place of {len(others or [])}"
+def other_classes(classes: list[str], trained: str) -> UserError:
+    """The error for data whose classes are not those of trained weights.
+
+    Args:
+        classes: Those of the data.
+        trained: What has other classes, and which.
+    """
+    return UserError(
+        f"the data has {len(classes)} classes ({several(classes)}), but {trained}: give data with "
+        "the classes that it was trained for, or train it on these, by `softmaxfree fit` with "
+        "--model.init_checkpoint in place of --checkpoint"
+    )
+
+
+def several(names: Sequence[str], most: int = 6) -> str:
+    """The first few of many names, for messages."""
+    return ", ".join(names[:most]) + (" ..." if len(names) > most else "")
+
+
+def _difference(classes: list[str], others: list[str]) -> str:
+    missing = [name for name in others if name not in classes]
+    if missing:
+        return f"it has no images of {several(missing)}"
+    more = [name for name in classes if name not in others]
+    return f"it also has {several(more)}" if more else "their order differs"

@@ -4,10 +4,11 @@ from typing import Any
 
 import torch
 from timm.data import IterableImageDataset
+from timm.data.constants import DEFAULT_CROP_PCT, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 from ..allow_list import INTERPOLATIONS, SMALLEST_CROP
-from ..errors import UserError
-from .base import Data
+from ..errors import UserError, visible
+from .base import Data, several
 from .image_files import check_size
 from .loader import ResumableLoader
 from .samples import NOTHING, Batch, ImageAlone, Samples, SampleStream, collate
@@ -20,17 +21,20 @@ class ImageData(Data):
 
     Args:
         name: "digits" (scikit-learn's, embedded), or a name for timm.data.create_dataset: "" for
-            image folders, "torch/cifar10", "hfds/NAME", "wds/", "tfds/NAME".
+            image folders, "torch/cifar10", "hfds/NAME", "wds/", "tfds/NAME". If not given, image
+            folders with a root, and digits without.
         root: The folder of the data, as given or below $SOFTMAXFREE_DATA.
         train_split: The part to train on; for image folders a folder below root.
-        val_split: The part that validation scores.
+        val_split: The part that validation scores. Image folders without one hold out a fifth of
+            each class.
         test_split: The part that `test` scores; val_split if not given.
         download: Let torchvision or TFDS download missing data.
         batch_size: Images a step, over all processes and all accumulated batches.
         eval_batch_size: Images a process scores at a time; its share of batch_size if not given.
         num_workers: Processes that load images, for each process that trains.
         cache: Keep decoded images in memory, for data sets that fit into it.
-        size: Side of the images, in pixels.
+        size: Side of the images, in pixels. Size, crop_pct, interpolation, mean and std are those
+            of the backbone's weights if `softmaxfree fit` is not given them; otherwise ImageNet's.
         eval_sizes: Sides to score at, such as [224, 384, 512]. If not given, size; at the end of a
             run also 1.5 and 2 times size.
         crop_pct: In evaluation, the fraction of the resized image's side that the crop keeps: 0.875
@@ -52,7 +56,7 @@ class ImageData(Data):
 
     def __init__(
         self,
-        name: str = "digits",
+        name: str | None = None,
         root: str | None = None,
         train_split: str = "train",
         val_split: str = "validation",
@@ -62,13 +66,13 @@ class ImageData(Data):
         eval_batch_size: int | None = None,
         num_workers: int = 2,
         cache: bool = False,
-        size: int = 224,
+        size: int | None = None,
         eval_sizes: list[int] | None = None,
-        crop_pct: float = 0.875,
-        interpolation: str = "bicubic",
+        crop_pct: float | None = None,
+        interpolation: str | None = None,
         train_interpolation: str = "random",
-        mean: tuple[float, float, float] = (0.485, 0.456, 0.406),
-        std: tuple[float, float, float] = (0.229, 0.224, 0.225),
+        mean: tuple[float, float, float] | None = None,
+        std: tuple[float, float, float] | None = None,
         crop_mode: str = "rrc",
         crop_scale: tuple[float, float] = (0.08, 1.0),
         crop_ratio: tuple[float, float] = (0.75, 4 / 3),
@@ -80,17 +84,26 @@ class ImageData(Data):
     ) -> None:
         splits = {"train": train_split, "val": val_split, "test": test_split or val_split}
         super().__init__(splits, batch_size, eval_batch_size, num_workers, seed)
+        size = 224 if size is None else size
+        crop_pct = DEFAULT_CROP_PCT if crop_pct is None else crop_pct
+        interpolation = "bicubic" if interpolation is None else interpolation
         check_size(size, "--data.size")
         check_size(eval_sizes, "--data.eval_sizes")
         if not SMALLEST_CROP <= crop_pct <= 1:
             raise UserError(f"--data.crop_pct must be from {SMALLEST_CROP} to 1, got {crop_pct}")
-        for option, given, more in (
-            ("interpolation", interpolation, ()),
-            ("train_interpolation", train_interpolation, ("random",)),
+        for option, given, known in (
+            ("interpolation", interpolation, INTERPOLATIONS),
+            ("train_interpolation", train_interpolation, (*INTERPOLATIONS, "random")),
+            ("crop_mode", crop_mode, ("rrc", "rkrc", "rkrr", "pad")),
         ):
-            if given not in (*INTERPOLATIONS, *more):
-                known = ", ".join((*INTERPOLATIONS, *more))
-                raise UserError(f"--data.{option} must be one of {known}, got {given!r}")
+            if given not in known:
+                raise UserError(f"--data.{option} must be one of {', '.join(known)}, got {given!r}")
+        if name == "digits" and root is not None:
+            raise UserError(
+                f"digits are embedded and have no folder, but --data.root is {root}: leave it out, "
+                "or give --data.name '' for image folders"
+            )
+        name = name if name is not None else "digits" if root is None else ""
         self.dataset, self.root, self.download = name, root, download
         self.cache = cache
         self.size, self.eval_sizes = size, eval_sizes or [size]
@@ -98,8 +111,8 @@ class ImageData(Data):
         self.preparation: dict[str, Any] = {
             "crop_pct": crop_pct,
             "interpolation": interpolation,
-            "mean": tuple(mean),
-            "std": tuple(std),
+            "mean": tuple(mean or IMAGENET_DEFAULT_MEAN),
+            "std": tuple(std or IMAGENET_DEFAULT_STD),
         }
         self.augmentation: dict[str, Any] = {
             "interpolation": train_interpolation,
@@ -112,6 +125,38 @@ class ImageData(Data):
             "re_prob": erase,
             "re_mode": "pixel",
         }
+        if auto_augment is not None:
+            try:
+                self._training_transform()
+            except Exception as error:  # timm's are of all kinds
+                raise UserError(
+                    "--data.auto_augment must be a policy of timm, such as rand-m9-mstd0.5-inc1, "
+                    f"augmix-m3-w3, original or v0, got {auto_augment!r}"
+                ) from error
+
+    def _training_transform(self) -> Any:
+        return training_transform(self.size, **(self.preparation | self.augmentation))
+
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        if self.trainer and self.trainer.is_global_zero and stage == "fit":
+            print("\n".join(self.found()))
+
+    def found(self) -> list[str]:
+        """What the data is and how images are prepared, as lines to print."""
+        classes = self.classes or []
+        mean, std = (
+            ", ".join(f"{value:.3g}" for value in self.preparation[name])
+            for name in ("mean", "std")
+        )
+        return [
+            *(
+                f"{part:15}{len(source):,} images: {getattr(source, 'origin', self.dataset)}"
+                for part, source in self.sources.items()
+            ),
+            f"classes        {len(classes) or 'not named'}: {visible(several(classes, 10))}",
+            f"images         {self.size} x {self.size} pixels, mean {mean}, std {std}",
+        ]
 
     def prepare_data(self) -> None:
         if self.download:
@@ -132,7 +177,7 @@ class ImageData(Data):
         return Cached(source) if self.cache and isinstance(source, Source) else source
 
     def train_dataloader(self) -> ResumableLoader:
-        transform = training_transform(self.size, **(self.preparation | self.augmentation))
+        transform = self._training_transform()
         dataset = self._dataset(self.sources["train"], transform, self.size, training=True)
         return self.training_loader(dataset, collate=collate, check=self._check)
 

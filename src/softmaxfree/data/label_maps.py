@@ -21,8 +21,9 @@ from . import ade20k_classes
 from .digit_scenes import DigitScenes
 from .image_files import ImageFileError, header_size, load_image, load_numbers, sizes
 from .paths import below, shown
+from .roots import find_root
 from .scenes import listed
-from .sources import Source, find_root
+from .sources import Source
 
 IGNORE = 255
 """Class of ignored pixels."""

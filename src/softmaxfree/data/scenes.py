@@ -13,7 +13,8 @@ from ..errors import UserError
 from ..imports import needs
 from .image_files import load_image
 from .paths import shown
-from .sources import Source, find_root
+from .roots import find_root
+from .sources import Source
 
 Record = dict[str, Any]
 """An image or an annotation in COCO's JSON format."""

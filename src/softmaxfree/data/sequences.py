@@ -17,9 +17,10 @@ from ..errors import UserError
 from . import listops, sequence_files
 from .image_files import ImageFileError
 from .paths import below
+from .roots import find_root
 from .scenes import listed
 from .sequence_files import Files, GeneratedExpressions, GreyImages, Lines
-from .sources import Source, View, find_root, open_source
+from .sources import Source, View, open_source
 
 PAD = 0
 

@@ -1,5 +1,6 @@
 """Labelled images by number: every format that timm reads, and the embedded digits."""
 
+import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -11,13 +12,14 @@ from PIL import Image
 from timm.data import ImageDataset, IterableImageDataset, create_dataset
 from timm.data.readers.reader_image_folder import ReaderImageFolder
 
-from ..errors import UserError
+from ..errors import UserError, user_file
 from ..imports import needs
 from .image_files import load_image, upright_rgb
 from .paths import shown
+from .roots import find_root
 
 HELD_OUT = 5
-"""Hold out every fifth digit."""
+"""Hold out a fifth of the images, where a data set has no validation split of its own."""
 
 _TRAIN = ("train", "training")
 _EVALUATION = ("val", "valid", "validation", "eval", "evaluation", "test")
@@ -28,6 +30,8 @@ class Source(ABC):
 
     classes: list[str] | None = None
     """Names of the classes by number, if the data set has them."""
+    origin: str = ""
+    """Where the samples come from, for people."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -45,7 +49,7 @@ class View(Source):
     """Samples of another source by their numbers in it; all of them if no numbers are given."""
 
     def __init__(self, source: Source, numbers: Sequence[int] | None = None) -> None:
-        self.source, self.classes = source, source.classes
+        self.source, self.classes, self.origin = source, source.classes, source.origin
         self.numbers = range(len(source)) if numbers is None else numbers
 
     def __len__(self) -> int:
@@ -85,6 +89,9 @@ class Digits(Source):
         order = torch.randperm(len(self.images), generator=torch.Generator().manual_seed(0))
         self.numbers = [n for i, n in enumerate(order.tolist()) if (i % HELD_OUT == 0) == held_out]
         self.classes = [str(digit) for digit in range(10)]
+        self.origin = "scikit-learn's handwritten digits, " + (
+            "every fifth" if held_out else "all but every fifth"
+        )
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -166,8 +173,8 @@ def open_source(
     if in_folders or (name.startswith("torch/") and not download):
         root = find_root(root)
     if in_folders and Path(str(root)).is_dir():
-        root, split = _folder_of_split(Path(str(root)), split), ""
-    elif name.startswith("torch/"):
+        return _open_folders(Path(str(root)), split)
+    if name.startswith("torch/"):
         _check_split(name, split, [*_TRAIN, *_EVALUATION])
     dataset = _create(name, root, split, download, stream)
     if isinstance(dataset, IterableImageDataset):
@@ -179,22 +186,8 @@ def open_source(
     )
     if len(source) == 0:
         raise UserError(f"the data set {name or root} has no images in its split {split!r}")
+    source.origin = f"{name or root}, split {split}"
     return source
-
-
-def find_root(root: str | None) -> str:
-    """The folder as given, or below $SOFTMAXFREE_DATA."""
-    if root is None:
-        raise UserError("this data set needs its folder: give it with --data.root")
-    base = os.environ.get("SOFTMAXFREE_DATA")
-    for path in [Path(root), *([Path(base) / root] if base else [])]:
-        if path.exists():
-            return str(path)
-    below = f", nor {base}/{root}" if base else ""
-    raise UserError(
-        f"there is no folder {root}{below}; give the folder of the data with --data.root, "
-        "or the one that it is in with the environment variable SOFTMAXFREE_DATA"
-    )
 
 
 def _create(name: str, root: str | None, split: str, download: bool, stream: dict[str, Any]) -> Any:
@@ -213,19 +206,93 @@ def _create(name: str, root: str | None, split: str, download: bool, stream: dic
         ) from error
 
 
-def _folder_of_split(root: Path, split: str) -> str:
-    """root/split, or the folder with a synonym of the split; root itself for no split."""
-    if not split:
-        return str(root)
-    names = next((group for group in (_TRAIN, _EVALUATION) if split in group), ())
-    for name in (split, *(other for other in names if other != "test")):
-        if (root / name).is_dir():
-            return str(root / name)
-    found = sorted(path.name for path in root.iterdir() if path.is_dir())
-    raise UserError(
-        f"{root} has no split {split!r}: its folders are {', '.join(found[:6]) or 'none'}"
-        f"{' ...' if len(found) > 6 else ''}"
+def _open_folders(root: Path, split: str) -> Source:
+    """Image folders: root/SPLIT/CLASS/IMAGE, or root/CLASS/IMAGE, of which a fifth is held out."""
+    folder, shared = _folder_of_split(root, split)
+    try:
+        images = TimmImages(ImageDataset(str(folder)))
+    except RuntimeError as error:  # timm's, for no images
+        raise UserError(
+            f"{shown(folder)} has no images in folders of their classes: it takes "
+            f"{_layout(folder)}, or train and val with such folders in them"
+        ) from error
+    assert images.classes is not None
+    if "" in images.classes:
+        found = next(path for path, target in images.reader.samples if target == 0)
+        raise UserError(
+            f"{shown(found)} lies in no folder of a class: each image must lie in the folder of "
+            f"its class, {_layout(folder)}"
+        )
+    images.origin = shown(folder)
+    if not shared:
+        return images
+    if set(images.classes) <= {*_TRAIN, *_EVALUATION}:
+        raise UserError(
+            f"{shown(root)} has splits without classes: each image must lie in the folder of its "
+            f"class, {_layout(root / images.classes[0])}"
+        )
+    held_out = split in _EVALUATION
+    part = View(images, _fifth_of_each_class(images, held_out))
+    part.origin = (
+        f"a fifth of each class in {shown(folder)}, chosen by a hash of the file's name"
+        if held_out
+        else f"{shown(folder)}, without the fifth held out"
     )
+    return part
+
+
+def _layout(folder: Path) -> str:
+    return f"{shown(folder)}/CLASS/IMAGE"
+
+
+def _folder_of_split(root: Path, split: str) -> tuple[Path, bool]:
+    """The folder of a split or of a synonym, and whether training and evaluation share it.
+
+    They share root if it has no splits, and root/train if that is its only folder. A folder without
+    folders is not a split: `train` may be a class.
+    """
+    if not split:
+        return root, False
+    with user_file(shown(root)):
+        folders = sorted(path for path in root.iterdir() if path.is_dir() and path.name[0] != ".")
+        splits = [path.name for path in folders if any(inner.is_dir() for inner in path.iterdir())]
+    synonyms = next((group for group in (_TRAIN, _EVALUATION) if split in group), ())
+    if not synonyms and (root / split).is_dir():
+        return root / split, False
+    if synonyms and not {*splits} & {*_TRAIN, *_EVALUATION}:
+        return root, True
+    if synonyms and len(folders) == 1 and splits[0] in _TRAIN:
+        return folders[0], True
+    for name in (split, *(other for other in synonyms if other != "test" or split == "validation")):
+        if name in splits:
+            return root / name, False
+    found = [shown(path.name) for path in folders]
+    raise UserError(
+        f"{shown(root)} has no split {split!r}: its folders are {', '.join(found[:6])}"
+        f"{' ...' if len(found) > 6 else ''}; rename one, or name it with --data."
+        f"{'val' if split in _EVALUATION else 'train'}_split"
+    )
+
+
+def _fifth_of_each_class(images: TimmImages, held_out: bool) -> list[int]:
+    """The numbers of a fifth of each class, or of all others, by a hash of the files' names.
+
+    The same images are held out on every machine, wherever the folder lies.
+    """
+    samples, found = images.reader.samples, []
+    hashes = [hashlib.sha256(os.fsencode(os.path.basename(path))).digest() for path, _ in samples]
+    by_class: dict[int, list[int]] = {}
+    for number in sorted(range(len(samples)), key=hashes.__getitem__):
+        by_class.setdefault(samples[number][1], []).append(number)
+    for numbers in by_class.values():
+        if len(numbers) == 1:
+            raise UserError(
+                f"{images.describe(numbers[0])} is the only image of its class: a class takes at "
+                "least two, one to train on and one to validate with"
+            )
+        count = max(1, len(numbers) // HELD_OUT)
+        found += numbers[:count] if held_out else numbers[count:]
+    return sorted(found)
 
 
 def _check_split(name: str, split: str, known: list[str]) -> None:

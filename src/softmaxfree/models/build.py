@@ -31,14 +31,14 @@ class BackboneConfig:
         return replace(self, options={**more, **(self.options or {})})
 
 
-def build_model(backbone: BackboneConfig | str, num_classes: int) -> nn.Module:
+def build_model(backbone: BackboneConfig | str, num_classes: int | None) -> nn.Module:
     """Builds a model of timm; an unknown name is refused with the names nearest to it.
 
     Another attention, or Q = K, is put into timm's own models, and passed on to all others.
 
     Args:
         backbone: The model; a name alone stands for the model as it is.
-        num_classes: Width of the logits; 0 for a model without a head.
+        num_classes: Width of the logits; 0 for a model without a head, None for the model's own.
     """
     config = BackboneConfig(backbone) if isinstance(backbone, str) else backbone
     if not timm.is_model(config.name):

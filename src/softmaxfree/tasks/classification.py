@@ -10,6 +10,7 @@ from torchmetrics import MeanMetric, Metric
 from torchmetrics.classification import MulticlassAccuracy
 
 from ..data import ImageData
+from ..data.base import other_classes, several
 from ..data.samples import NOTHING, Batch
 from ..errors import UserError
 from ..models.build import BackboneConfig, build_model
@@ -24,7 +25,8 @@ class Classification(Task):
     Args:
         backbone: Name of a model in timm, such as softpp_tiny; with a tag, as in
             softpp_nano.cifar10, training starts from these weights.
-        num_classes: Number of classes in the data.
+        num_classes: Number of classes; if not given, `softmaxfree fit` counts those of the data,
+            and in Python it is the backbone's own.
         attention: Attention to use in the backbone, also in timm's ViT, DeiT and Swin: soft,
             softpp, softmax, linformer, spatial_reduction, performer, nystromformer, reformer,
             skyformer, gaussian, or one that a module of --modules registers.
@@ -47,7 +49,7 @@ class Classification(Task):
     def __init__(
         self,
         backbone: str = "softpp_nano",
-        num_classes: int = 10,
+        num_classes: int | None = None,
         attention: str | None = None,
         tie_qk: bool | None = None,
         drop_path: float = 0.0,
@@ -63,11 +65,12 @@ class Classification(Task):
         **task: Any,
     ) -> None:
         super().__init__(**task)
-        self.save_hyperparameters()
         self.start_from(backbone)
-        self.num_classes = num_classes
         config = BackboneConfig(backbone, attention, tie_qk, drop_path, options)
         self.model = build_model(config, num_classes)
+        classes: Any = self.model.num_classes
+        self.num_classes = num_classes = int(classes)
+        self.save_hyperparameters()
         self.smoothing = smoothing
         self.mix = (
             Mixup(mixup, cutmix, prob=mix_prob, label_smoothing=smoothing, num_classes=num_classes)
@@ -183,6 +186,14 @@ class Classification(Task):
         ]
         first = next(iter(by_size.values()))
         return [*lines, f"held-out accuracy: {first * 100:.2f} %"]
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Raises UserError if the data has other classes than the checkpoint."""
+        super().on_load_checkpoint(checkpoint)
+        trained = (checkpoint.get("images") or {}).get("classes")
+        classes = self.images.classes if self.images else None
+        if classes and trained and classes != list(trained):
+            raise other_classes(classes, f"the checkpoint has {several(trained)}")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds the preparation of images and the names of classes, for prediction."""

@@ -1,25 +1,36 @@
 """The configuration of a command: --config, a checkpoint's own, or the recipe for digits."""
 
 import sys
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import timm
 import yaml
+from jsonargparse import Namespace
+from timm.data import resolve_data_config
 
+from .. import data, tasks
 from ..checkpoint_files import LAST, holds_run, sound_checkpoint
+from ..data import ImageData
 from ..errors import UserError, visible
 from ..files import recipe
 from ..imports import listed
 from ..models.checkpoints import read_run_checkpoint
 from ..models.weights import find_weights
 from ..trust import configuration, read_yaml
+from ..words import list_options, with_lists
 
 
 def with_configuration(command: str, arguments: list[str]) -> list[str]:
-    """The arguments, with a --config if they have none: the checkpoint's, or that for digits.
+    """The arguments, with a --config if they have none.
 
-    A damaged last.ckpt is replaced by the checkpoint before it.
+    It is the checkpoint's, or the recipe for the user's own images if there is a --data.root, or
+    that for digits. Recipes are found by name from any folder. A damaged last.ckpt is replaced by
+    the checkpoint before it.
     """
+    arguments = _with_recipes(with_lists(arguments, _lists()))
     path = _option(arguments, "--checkpoint")
     if path and path != "last":
         if not _is_run(Path(path)):
@@ -35,7 +46,69 @@ def with_configuration(command: str, arguments: list[str]) -> list[str]:
         raise UserError(
             f"{command} needs something to score: give --checkpoint FILE, or --config FILE"
         )
-    return ["--config", str(recipe("digits/softpp_nano.yaml")), *arguments]
+    if any(_option(arguments, f"--data.{name}") is not None for name in ("root", "name")):
+        return ["--config", str(recipe("images/fine_tune")), *arguments]
+    print(
+        "no --data.root and no --config: the data is scikit-learn's handwritten digits",
+        file=sys.stderr,
+    )
+    return ["--config", str(recipe("digits/softpp_nano")), *arguments]
+
+
+def complete(config: Namespace, command: str) -> None:
+    """Fills in what a classifier takes from its weights and its data, where nothing is given.
+
+    Size, mean, std, crop and interpolation are those of the backbone's weights; the number of
+    classes is the data's.
+    """
+    if config.data is None or config.data.class_path.rpartition(".")[2] != ImageData.__name__:
+        return
+    model, given = config.model.init_args, config.data.init_args
+    for name, value in _preparation(model).items():
+        if given.get(name) is None:
+            given[name] = value
+    images = ImageData(**given)
+    given.name = images.dataset
+    if command == "fit" and "num_classes" in model and model.num_classes is None:
+        classes = getattr(images.open("train"), "classes", None)
+        if not classes:
+            raise UserError(f"{images.dataset} does not name its classes: give --model.num_classes")
+        model.num_classes = len(classes)
+
+
+def _preparation(model: Namespace) -> dict[str, Any]:
+    """Size, mean, std, crop_pct and interpolation of the weights' images, or of the backbone's."""
+    if source := model.get("init_checkpoint"):
+        with suppress(UserError):  # weights that do not say it, or that are gone
+            return asdict(find_weights(source).preparation)
+    told = timm.get_pretrained_cfg(model.get("backbone") or "")
+    side = (model.get("options") or {}).get("img_size")
+    found = resolve_data_config({"img_size": side}, told.to_dict() if told else {})
+    names = ("mean", "std", "crop_pct", "interpolation")
+    return {"size": found["input_size"][-1], **{name: found[name] for name in names}}
+
+
+def _with_recipes(arguments: list[str]) -> list[str]:
+    """The arguments, with the name of a recipe after --config replaced by its file."""
+    found = list(arguments)
+    for place, (word, following) in enumerate(zip(arguments, [*arguments[1:], ""])):
+        option, equals, value = word.partition("=")
+        value = value if equals else following
+        if option in ("--config", "-c") and not Path(value).is_file() and ":" not in value:
+            file = str(recipe(value))
+            found[place + (not equals)] = f"{option}={file}" if equals else file
+    return found
+
+
+def _lists() -> set[str]:
+    """The options of our tasks and data that take a list."""
+    modules = {"--data.": data, "--model.": tasks}
+    return {
+        option
+        for prefix, module in modules.items()
+        for name in module.__all__
+        for option in list_options(getattr(module, name), prefix)
+    }
 
 
 def _is_run(path: Path) -> bool:

@@ -28,7 +28,7 @@ from ..imports import MODULES, Names, import_modules, listed
 from ..models.checkpoints import check_archive
 from ..tasks import Task
 from .allocator import keep_freed_memory
-from .arguments import with_configuration
+from .arguments import complete, with_configuration
 from .checkpoint import AtomicCheckpointIO, RunCheckpoint, Stopped
 from .folder import RunLock, folder_of_run, name_of_data, name_of_model, refuse_taken, start
 from .log import LineLogger, Pace, ProgressBar
@@ -140,6 +140,7 @@ class TrainingCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         config = self.config
         import_modules(config.modules)
+        complete(config, self.command)
         if self.command == "fit":
             if config.trainer.default_root_dir:
                 raise UserError(

@@ -67,7 +67,7 @@ def start(model: Namespace) -> str | None:
 def name_of_data(data: Namespace) -> str:
     """The data set's name, or that of its folder."""
     name = str(data.get("name") or "").strip("/").split("/")[-1]
-    return name or Path(data.get("root") or "data").name
+    return name or Path(data.get("root") or "data").resolve().name
 
 
 class RunLock:
