@@ -14,8 +14,9 @@ from PIL import Image
 from timm.data import create_transform
 from torch import Tensor, nn
 
+from .data.image_files import check_size
 from .errors import UserError
-from .files import write_atomically
+from .files import check_folder_of, write_atomically
 from .imports import Names, import_modules, needs
 from .models.backbone import Backbone
 from .models.build import build_model
@@ -54,8 +55,8 @@ def export_checked(
     """
     import_modules(modules)
     _check_suffix(target)
-    if not target.parent.is_dir():
-        raise UserError(f"there is no folder {target.parent} to write to: create it first")
+    check_folder_of(target)
+    check_size(traced_size, "--traced_size")
     model, images = _open(weights, {} if inverse is None else {"inverse": inverse})
     side = traced_size or images.size
     sizes = [(side, side)]

@@ -6,6 +6,7 @@ import re
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -160,8 +161,6 @@ def read_checkpoint(path: Path) -> StateDict:
     check_archive(path)
     try:
         state = load_state_dict(str(path), use_ema=True, weights_only=True)
-        if not isinstance(state, dict):
-            raise ValueError(f"it holds a {type(state).__name__}")
         check_tensors(state)
     except Exception as error:  # whatever a broken file makes the readers raise
         raise _unreadable(path, "weights", error) from error
@@ -182,8 +181,9 @@ def _unreadable(path: Path, what: str, error: Exception) -> UserError:
             f"{path} is refused: besides tensors it names {found[1]}, code that loading it would "
             "run; ask its author for the state dict alone, as .safetensors"
         )
-    known = "weights_only" not in message and "Weights only" not in message
-    reason = f" ({message.splitlines()[0].rstrip('.')})" if known and message else ""
+    told = message and not isinstance(error, AttributeError | TypeError | UnpicklingError)
+    told = told and "weights_only" not in message
+    reason = f" ({message.splitlines()[0].rstrip('.')})" if told else ""
     return UserError(
         f"{path} cannot be read as {what}{reason}: it is truncated or damaged, or a file of "
         "another kind"
