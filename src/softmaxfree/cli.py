@@ -9,8 +9,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from . import __version__
 from .errors import UserError, check_words, visible
 from .imports import needs
+
+HELP = Path(__file__).parent / "help"
+"""The help of each command as text: printed without importing the command, which takes seconds."""
 
 
 class Command(NamedTuple):
@@ -111,9 +115,15 @@ def run_command(words: list[str]) -> None:
         found = commands[words[0]]
         program, words = [*program, words[0]], words[1:]
         if isinstance(found, Command):
-            _call(found, words, " ".join(program))
+            if {"-h", "--help"} & set(words):
+                print((HELP / f"{'-'.join(program[1:])}.txt").read_text(), end="")
+            else:
+                _call(found, words, " ".join(program))
             return
         commands = found.commands
+    if words == ["--version"]:
+        print("softmaxfree", __version__)
+        return
     if words and words[0] not in ("-h", "--help"):
         raise UserError(
             f"{' '.join(program)} has no command {words[0]!r}; choose one of {', '.join(commands)}"
@@ -121,7 +131,7 @@ def run_command(words: list[str]) -> None:
     width = max(map(len, commands))
     print(f"usage: {' '.join(program)} COMMAND ...\n")
     print("\n".join(f"  {name:{width}}  {entry.help}" for name, entry in commands.items()))
-    print("\nCOMMAND --help explains one; --traceback shows where an error comes from.")
+    print("\nCOMMAND --help explains one; --traceback shows where an error comes from; --version.")
 
 
 def _call(command: Command, words: list[str], program: str) -> None:
