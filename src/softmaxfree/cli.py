@@ -2,15 +2,17 @@
 
 import io
 import os
+import re
 import signal
 import sys
+from argparse import ArgumentError
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import __version__
-from .errors import UserError, check_words, visible
+from .errors import UserError, check_words, usage_error, visible
 from .imports import needs
 
 HELP = Path(__file__).parent / "help"
@@ -140,7 +142,14 @@ def _call(command: Command, words: list[str], program: str) -> None:
         function: Callable[..., Any] = getattr(import_module(f"softmaxfree.{module}"), name)
     from jsonargparse import auto_cli
 
-    written = function(words) if command.parses else auto_cli(function, args=words, prog=program)
+    own = {"prog": program, "exit_on_error": False, "allow_abbrev": False}
+    try:
+        written = function(words) if command.parses else auto_cli(function, args=words, **own)
+    except ArgumentError as error:
+        options = re.findall(
+            r"--(\w+)", (HELP / f"{'-'.join(program.split()[1:])}.txt").read_text()
+        )
+        raise usage_error(str(error), options) from error
     if isinstance(written, Path):
         print(f"written: {written}")
 

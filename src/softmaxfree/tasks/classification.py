@@ -63,6 +63,8 @@ class Classification(Task):
         **task: Any,
     ) -> None:
         super().__init__(**task)
+        if not 0 <= smoothing < 1:
+            raise UserError(f"smoothing must be at least 0 and below 1, got {smoothing:g}")
         self.save_hyperparameters()
         self.num_classes = num_classes
         config = BackboneConfig(backbone, attention, tie_qk, drop_path, options)

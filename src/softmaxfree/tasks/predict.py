@@ -143,6 +143,8 @@ def predict(arguments: list[str]) -> None:
     """Parses the command line of `softmaxfree predict`."""
     parser = ArgumentParser(
         prog="softmaxfree predict",
+        exit_on_error=False,
+        allow_abbrev=False,
         description="Say what is on images, with a run's checkpoint; draw what a detector finds.",
     )
     # Without a type: jsonargparse requires UTF-8 of typed values, and file names may be anything.

@@ -2,14 +2,14 @@
 
 import logging
 import warnings
-from argparse import RawDescriptionHelpFormatter
+from argparse import ArgumentError
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
 import yaml
-from jsonargparse import DefaultHelpFormatter, Namespace
+from jsonargparse import Namespace
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.warnings import PossibleUserWarning
@@ -19,16 +19,17 @@ from lightning.pytorch.plugins.layer_sync import LayerSync
 from timm.layers import convert_sync_batchnorm
 from torch import nn
 
+from ..allow_list import DATA, tasks
 from ..checkpoint_files import LAST, holds_run, sound_checkpoint
 from ..data.base import Data
 from ..environment import largest_memory
-from ..errors import UserError, visible
+from ..errors import UserError, usage_error, visible
 from ..files import write_atomically
 from ..imports import MODULES, Names, import_modules, listed
 from ..models.checkpoints import check_archive
 from ..tasks import Task
 from .allocator import keep_freed_memory
-from .arguments import with_configuration
+from .arguments import place_of_mistake, with_configuration
 from .checkpoint import AtomicCheckpointIO, RunCheckpoint, Stopped
 from .folder import RunLock, folder_of_run, name_of_data, name_of_model, refuse_taken
 from .log import LineLogger, Pace, ProgressBar
@@ -45,32 +46,8 @@ from .report import (
 from .restart import join_after_restart
 from .resumed import resumption
 
-DESCRIPTIONS = {
-    "fit": "Train a model. Without --config it trains softpp_nano on handwritten digits.",
-    "validate": "Score a checkpoint on the validation split, at one or several image sizes.",
-    "test": "Score a checkpoint on the test split.",
-}
-_EXAMPLES = """
-Further options belong to trainer (Lightning's Trainer), model (the task) and data. --print_config
-shows them with their values. --model.help Classification, Detection, Segmentation or
-SequenceClassification and --data.help ImageData, DetectionData, SegmentationData or SequenceData
-explain them.
-
-examples:
-  softmaxfree fit
-  softmaxfree fit --config recipes/cifar10/softpp_nano.yaml --trainer.max_epochs 10
-  softmaxfree fit --config recipes/cifar10/softpp_nano.yaml --model.attention softmax
-  softmaxfree fit --config recipes/detection/digit_scenes.yaml           boxes and masks
-  softmaxfree fit --config recipes/lra/listops.yaml --model.attention soft
-  softmaxfree fit --checkpoint runs/softpp_nano-digits/last.ckpt         go on with a run
-  softmaxfree validate --checkpoint runs/softpp_nano-digits/last.ckpt --data.eval_sizes [32,48]
-"""
 _NOT_OF_A_RUN = ("checkpoint", "out", "config")
 """Options of one command that are no part of a run's configuration."""
-
-
-class _HelpFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
-    """Keeps the lines of the examples."""
 
 
 class TrainingCLI(LightningCLI):
@@ -93,10 +70,8 @@ class TrainingCLI(LightningCLI):
             },
             parser_kwargs={
                 "prog": f"softmaxfree {command}",
-                "usage": f"softmaxfree {command} [--config FILE] [options]",
-                "description": DESCRIPTIONS[command],
-                "epilog": _EXAMPLES,
-                "formatter_class": _HelpFormatter,
+                "exit_on_error": False,
+                "allow_abbrev": False,
             },
             args=arguments,
             run=False,  # `execute` does
@@ -130,7 +105,14 @@ class TrainingCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         assert isinstance(args, list)
-        self.config = parser.parse_args(args)
+        words = ["--help" if word == "--help_all" else word for word in args]
+        try:
+            self.config = parser.parse_args(words)
+        except ArgumentError as error:
+            options = [action.dest for action in parser._actions]
+            for part, known in (("model", tasks()), ("data", DATA)):
+                options += [f"{part}.{name}" for table in known.values() for name in table]
+            raise usage_error(str(error), options, place_of_mistake(str(error), args)) from error
 
     def before_instantiate_classes(self) -> None:
         config = self.config
@@ -143,6 +125,9 @@ class TrainingCLI(LightningCLI):
             self.folder = folder_of_run(config)
             if config.checkpoint == "last":
                 config.checkpoint = self.folder / LAST if holds_run(self.folder) else None
+        asked = config.trainer.accelerator
+        if asked in ("gpu", "cuda", "mps") and not torch.accelerator.is_available():
+            raise UserError("torch finds no GPU; use --trainer.accelerator cpu")
         if config.checkpoint:
             config.checkpoint = str(sound_checkpoint(Path(config.checkpoint)))
             check_archive(Path(config.checkpoint))

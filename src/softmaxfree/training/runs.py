@@ -25,6 +25,8 @@ def runs(arguments: list[str]) -> None:
     """Parses the command line of `softmaxfree runs`."""
     parser = ArgumentParser(
         prog="softmaxfree runs",
+        exit_on_error=False,
+        allow_abbrev=False,
         description="Put finished training runs side by side: time, seed and scores of each.",
     )
     parser.add_argument("folders", nargs="+", type=Path, help="Folders of runs, written by fit.")
