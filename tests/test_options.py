@@ -8,6 +8,7 @@ import pytest
 from jsonargparse import ArgumentParser
 
 from softmaxfree.cli import HELP
+from softmaxfree.files import recipe
 
 from .help_texts import BY_HAND, all_commands, help_of, parser_of
 
@@ -88,6 +89,12 @@ def test_every_command_uses_the_same_words_and_prints_its_help(words: tuple[str,
     if words[0] not in BY_HAND:
         told = (HELP / f"{'-'.join(words)}.txt").read_text()
         assert told == help_of(parser), "run `python -m tests.help_texts`"
+    else:
+        shown = re.findall(
+            r"^  --(?!config)(\S+) (\S+)", (HELP / f"{words[0]}.txt").read_text(), re.M
+        )
+        digits = f"--config={recipe('digits/softpp_nano.yaml')}"
+        parser.parse_args([digits, *(f"--{option}={value}" for option, value in shown)])
     for option in options(parser, words[0]):
         if option.dest.split(".")[0] in ("help", "trainer", "data") or (
             words[0] in ("fit", "validate", "test") and option.dest.split(".")[0] == "model"

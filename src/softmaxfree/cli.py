@@ -142,9 +142,14 @@ def _call(command: Command, words: list[str], program: str) -> None:
         function: Callable[..., Any] = getattr(import_module(f"softmaxfree.{module}"), name)
     from jsonargparse import auto_cli
 
-    own = {"prog": program, "exit_on_error": False, "allow_abbrev": False}
     try:
-        written = function(words) if command.parses else auto_cli(function, args=words, **own)
+        written = (
+            function(words)
+            if command.parses
+            else auto_cli(
+                function, args=words, prog=program, exit_on_error=False, allow_abbrev=False
+            )
+        )
     except ArgumentError as error:
         options = re.findall(
             r"--(\w+)", (HELP / f"{'-'.join(program.split()[1:])}.txt").read_text()

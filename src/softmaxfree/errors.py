@@ -31,7 +31,13 @@ class UsageError(UserError):
     exit_code = 2
 
 
-_KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "a text",
+    "dict": "a mapping such as {name: value}",
+}
 
 
 def usage_error(message: str, options: Collection[str], place: str = "") -> UsageError:
@@ -46,10 +52,17 @@ def usage_error(message: str, options: Collection[str], place: str = "") -> Usag
     option = f"--{'.'.join(keys)}"
     if found := re.search(r"Option '([^']+)' is not accepted", message):
         return _unknown(".".join([*keys, found[1]]), options, place)
-    if found := re.search(r"unrecognized arguments: (?:--)?([^\s=]+)", message):
-        return _unknown(found[1], options, place)
+    if found := re.search(r"unrecognized arguments: --([^\s=]+)", message):
+        return _unknown(found[1], options, "")
+    if found := re.search(r"unrecognized arguments: (.*)", message):
+        return UsageError(f"{found[1]!r} is not expected here; --help lists the options")
     if found := re.search(r"arguments are required: (.*)", message):
-        return UsageError(f"{found[1]} must be given; --help says what each is")
+        names = found[1] if not keys else ", ".join(f"{option}.{x}" for x in found[1].split(", "))
+        return UsageError(f"{names} must be given; --help explains")
+    if found := re.search(r"argument (--\S+): expected", message):
+        return UsageError(f"{found[1]} needs a value")
+    if found := re.search(r"File does not exist: '(.*)'", message):
+        return UsageError(f"there is no file {found[1]}; check {option}")
     if found := re.search(
         r"dot import path string: (.*)|given class_path '([^']+)':\s+module", message
     ):

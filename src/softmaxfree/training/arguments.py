@@ -51,7 +51,9 @@ def place_of_mistake(message: str, arguments: list[str]) -> str:
     try:
         yaml.safe_load(path.read_text())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+        mark = getattr(error, "problem_mark", None)
+        line = f" in line {mark.line + 1}: {getattr(error, 'problem', '')}" if mark else ""
+        raise UserError(f"{path} is not YAML; look for a mistake{line}") from error
     name = re.findall(r"key \"([^\"]+)\"|Option '([^']+)' is not accepted", message)[-1:]
     word = "".join(name[0]) if name else message
     given = any(word in other for other in arguments if other.startswith("--"))

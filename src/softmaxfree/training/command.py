@@ -1,10 +1,14 @@
 """`softmaxfree fit`, `validate` and `test`: Lightning's command line with our defaults."""
 
 import logging
+import signal
 import warnings
 from argparse import ArgumentError
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
+from types import FrameType
 from typing import Any
 
 import torch
@@ -35,13 +39,13 @@ from .folder import RunLock, folder_of_run, name_of_data, name_of_model, refuse_
 from .log import LineLogger, Pace, ProgressBar
 from .loop import RunLoop
 from .report import (
+    continued,
     describe_run,
     draw_run,
     example_image,
     leave_traceback,
     next_commands,
     origin,
-    resumptions,
 )
 from .restart import join_after_restart
 from .resumed import resumption
@@ -145,6 +149,11 @@ class TrainingCLI(LightningCLI):
         except (ValueError, RuntimeError) as error:
             wrapped = str(error).startswith("Does not validate") and error.__cause__
             cause = error.__cause__ if wrapped else error  # the class's own message
+            if "invalid accelerator name" in str(cause):
+                raise UserError(
+                    f"there is no accelerator {self.config.trainer.accelerator!r}: give "
+                    "--trainer.accelerator cpu, gpu or auto"
+                ) from error
             if "allocate memory" in str(cause):
                 raise UserError(
                     "the model does not fit into this machine's memory: check --model.options"
@@ -180,14 +189,16 @@ class TrainingCLI(LightningCLI):
                     config.save_every,
                     self.text,
                     resumed=path == str(self.folder / LAST),
+                    record=self.write_record,
                 ),
             ],
         }
         if trainer_config.sync_batchnorm:
             ours["sync_batchnorm"] = False  # Lightning's own would drop timm's activations
             ours["plugins"].append(SynchronisedBatchNorm())
-        if trainer_config.logger in (None, True):
-            ours["logger"] = LineLogger(self.folder)
+        if trainer_config.logger is not False:
+            others = [] if trainer_config.logger is True else _as_list(trainer_config.logger)
+            ours["logger"] = [LineLogger(self.folder), *others]
         trainer = super().instantiate_trainer(**ours)
         RunLoop.install(trainer)
         return trainer
@@ -201,7 +212,8 @@ class TrainingCLI(LightningCLI):
         }
         if self.command != "fit":
             score = self.trainer.validate if self.command == "validate" else self.trainer.test
-            score(self.model, verbose=False, **arguments)
+            with _interruptible():
+                score(self.model, verbose=False, **arguments)
             self.print_scores()
             return
         lock = RunLock(self.folder) if self.trainer.is_global_zero else None
@@ -209,9 +221,10 @@ class TrainingCLI(LightningCLI):
             if lock and not self.config.checkpoint:
                 refuse_taken(self.folder)  # again: another run may have ended here meanwhile
             self.before_fit()
-            self.trainer.fit(self.model, **arguments)
-            self.after_fit()
-        except (UserError, Stopped, KeyboardInterrupt):
+            with _interruptible():
+                self.trainer.fit(self.model, **arguments)
+                self.after_fit()
+        except (UserError, Stopped, KeyboardInterrupt, SystemExit):
             raise
         except BaseException:
             leave_traceback(self.folder, self.trainer.global_rank)
@@ -221,13 +234,13 @@ class TrainingCLI(LightningCLI):
                 lock.release()
 
     def before_fit(self) -> None:
-        """Writes down what the run is."""
+        """Says what is trained."""
         self.started = perf_counter()
         self.origin = origin()  # now: the working copy may change while the run goes on
-        if self.trainer.is_global_zero:
-            self.origin |= resumptions(self.folder, self.resumption)
-            write_atomically(self.folder / "config.yaml", self.text)
-            describe_run(self.folder, **self.origin)
+        if self.resumption:
+            folder = Path(self.config.checkpoint).parent
+            self.origin, earlier = continued(folder, self.origin, self.resumption)
+            self.started -= earlier
         if self.trainer.strategy.root_device.type == "cpu":
             keep_freed_memory()
         if self.trainer.is_global_zero:
@@ -239,6 +252,12 @@ class TrainingCLI(LightningCLI):
                 f"in {self.folder}"
             )
 
+    def write_record(self, **more: Any) -> None:
+        """Writes down what the run is, and its time with that before it was resumed."""
+        write_atomically(self.folder / "config.yaml", self.text)
+        seconds = perf_counter() - self.started
+        describe_run(self.folder, **self.origin, **{"seconds": seconds, **more})
+
     def after_fit(self) -> None:
         """Scores the run, and prints its scores and where its files are."""
         trainer, data = self.trainer, self.datamodule
@@ -247,7 +266,7 @@ class TrainingCLI(LightningCLI):
         if getattr(trainer, "fast_dev_run", False):
             print("one step of training and validation went through")
             return
-        seconds = perf_counter() - self.started  # of this process alone, if the run was resumed
+        seconds = perf_counter() - self.started
         on_gpu = trainer.strategy.root_device.type == "cuda"
         peak = torch.cuda.max_memory_allocated() if on_gpu else largest_memory()
         scores = self.model.closing_scores()
@@ -255,9 +274,7 @@ class TrainingCLI(LightningCLI):
             return
         waiting = self.pace.waited / max(self.pace.seconds, 1e-9)
         broken = len(data.training.broken) if data.training else 0
-        describe_run(
-            self.folder,
-            **self.origin,
+        self.write_record(
             seconds=seconds,
             seconds_per_step=self.pace.seconds / max(trainer.global_step - self.pace.first_step, 1),
             peak_bytes=peak,
@@ -267,7 +284,8 @@ class TrainingCLI(LightningCLI):
             scores=scores,
         )
         print(f"\nrun folder     {self.folder}")
-        print("               last.ckpt, best.ckpt, config.yaml, run.json, metrics.jsonl")
+        names = ("last.ckpt", "best.ckpt", "config.yaml", "run.json", "metrics.jsonl")
+        print(" " * 14, ", ".join(name for name in names if (self.folder / name).exists()))
         image = example_image(data, self.folder)
         print(f"picture        {draw_run(self.folder, self.model.curves, image)}")
         print(f"time           {seconds / 60:.1f} minutes")
@@ -322,6 +340,8 @@ def run(command: str, arguments: list[str]) -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     arguments = with_configuration(command, arguments)
     join_after_restart()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         TrainingCLI(command, arguments).execute()
     except MisconfigurationException as error:
@@ -329,6 +349,25 @@ def run(command: str, arguments: list[str]) -> None:
     except Stopped as stop:
         print(f"\nsoftmaxfree: {stop}; its state is saved, and --checkpoint last goes on")
         raise SystemExit(stop.exit_code) from None
+    finally:
+        for number, handler in before.items():  # Lightning ignores SIGINT after the first
+            signal.signal(number, handler or signal.SIG_DFL)
+
+
+def _terminate(number: int, _: FrameType | None) -> None:
+    """Ends the process while there is nothing to save. Lightning's handler would only note it."""
+    raise SystemExit(128 + number)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Lightning ends on Ctrl-C with status 1; main ends with that of the signal."""
+    try:
+        yield
+    except SystemExit as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise error.__context__ from None
+        raise
 
 
 def _configuration(parser: LightningArgumentParser, config: Namespace) -> str:
