@@ -16,7 +16,6 @@ from softmaxfree.files import append
 from softmaxfree.training.command import run
 from softmaxfree.training.folder import RunLock
 from softmaxfree.training.log import read_metrics
-from softmaxfree.training.log import read_metrics
 from softmaxfree.training.report import continued
 from softmaxfree.training.resumed import MAY_CHANGE, changes, resumption
 from softmaxfree.training.runs import describe

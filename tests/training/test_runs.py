@@ -358,7 +358,7 @@ def test_what_is_wrong_stops_at_once_with_one_sentence(
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_said_so(fit: Fit) -> None:
-    with pytest.raises(UserError, match="torch finds no GPU; use --trainer.accelerator cpu"):
+    with pytest.raises(UserError, match=r"torch finds no GPU; use --trainer.accelerator cpu"):
         fit("--trainer.accelerator=gpu")
 
 
