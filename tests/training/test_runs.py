@@ -211,17 +211,13 @@ def test_weights_from_elsewhere_are_scored(
         run("validate", ["--config", str(small)])
 
 
-def test_a_folder_with_a_run_in_it_is_not_written_over(fit: Fit) -> None:
-    fit()
-    with pytest.raises(ValueError, match="run holds a run already: give --checkpoint last"):
-        fit()
-
-
-def test_a_run_gives_signals_back(fit: Fit) -> None:
-    """To whom they were before: a handler of Lightning's that stays would keep all of the run."""
+def test_a_run_gives_signals_back_and_is_not_written_over(fit: Fit) -> None:
+    """A handler of Lightning's that stays would keep all of the run in memory."""
     before = [signal.getsignal(number) for number in SIGNALS]
     fit()
     assert [signal.getsignal(number) for number in SIGNALS] == before
+    with pytest.raises(ValueError, match="run holds a run already: give --checkpoint last"):
+        fit()
 
 
 def test_folders_are_numbered_when_none_is_given(
@@ -406,7 +402,7 @@ def test_a_signal_before_training_ends_with_its_status_and_leaves_nothing(
     number: signal.Signals, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(ImageData, "setup", lambda *_: signal.raise_signal(number))
+    monkeypatch.setattr(ImageData, "setup", lambda *_, **__: signal.raise_signal(number))
     before = [signal.getsignal(number) for number in SIGNALS]
     done = in_this_process("fit", "--config", str(small), "--out", "runs/run")
     assert done.returncode == 128 + number
