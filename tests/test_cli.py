@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -57,6 +58,29 @@ def test_help_teaches() -> None:
     assert done.returncode == 0
     assert "released formula" in done.stdout
     assert "Threads to compute with" in done.stdout
+
+
+LIGHT = """
+import sys
+sys.argv = ["softmaxfree"]
+from softmaxfree.cli import main
+for words in WORDS:
+    main(words)
+print({"torch", "timm", "lightning", "matplotlib"} & set(sys.modules), file=sys.stderr)
+"""
+
+
+def test_help_the_version_and_the_list_of_models_import_nothing_heavy() -> None:
+    from .help_texts import all_commands
+
+    words = [[*command, "--help"] for command in all_commands()]
+    words += [["--help"], ["bench", "--help"], ["--version"], ["models"]]
+    done = subprocess.run(
+        [sys.executable, "-c", LIGHT.replace("WORDS", repr(words))], capture_output=True, text=True
+    )
+    assert done.stderr == "set()\n"
+    assert "softmaxfree 0." in done.stdout
+    assert "softpp_tiny" in done.stdout
 
 
 def test_an_error_is_one_line_without_a_traceback() -> None:
@@ -151,23 +175,18 @@ def test_a_missing_extra_is_named_before_the_work_starts(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
-def test_models_lists_every_backbone_beside_the_papers_figures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The small ones are counted again, and are what the committed results say."""
+def test_models_lists_every_backbone_beside_the_papers_figures() -> None:
+    """From what was counted once; the smallest is counted again."""
     from softmaxfree.lab.bench import family
 
-    small = [row for row in family._variants() if row[0] in ("soft_nano", "softpp_tiny")]
-    monkeypatch.setattr(family, "_variants", lambda: small)
-    done = softmaxfree("models", "--out", str(tmp_path))
+    done = softmaxfree("models")
     assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stdout.splitlines() if not line.startswith("written: ")]
-    assert max(map(len, lines)) <= 100
-    counted = json.loads((tmp_path / "models.json").read_text())["rows"]
+    assert max(map(len, done.stdout.splitlines())) <= 100
+    assert re.search(r"^softpp_nano +auto +cifar10 +1\.18 ", done.stdout, re.M)
     rows = json.loads((RESULTS / "models.json").read_text())["rows"]
-    assert [row for row in rows if row in counted] == counted
-    assert len(counted) == 2
+    variants = family._variants()
+    assert [(row["model"], row["arguments"]) for row in rows] == [row[:2] for row in variants]
+    assert rows[0] == family._row(*variants[0])
     found = {row["model"]: row for row in rows if not row["arguments"]}
     assert set(found) == set(timm.list_models("soft*"))
     for name, millions in {"tiny": 1.94, "small": 6.40, "medium": 7.40, "large": 11.25}.items():
@@ -177,7 +196,28 @@ def test_models_lists_every_backbone_beside_the_papers_figures(
     for row in rows:
         if row["arguments"] and row["paper_parameters_m"]:
             assert round(row["parameters"] / 1e6, 2) == row["paper_parameters_m"]
+
+
+@pytest.mark.slow
+def test_models_are_counted_again_where_a_folder_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from softmaxfree.lab.bench import family
+
+    small = [row for row in family._variants() if row[0] in ("soft_nano", "softpp_tiny")]
+    monkeypatch.setattr(family, "_variants", lambda: small)
+    done = softmaxfree("models", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    counted = json.loads((tmp_path / "models.json").read_text())["rows"]
+    rows = json.loads((RESULTS / "models.json").read_text())["rows"]
+    assert [row for row in rows if row in counted] == counted
+    assert len(counted) == 2
     assert "softpp_tiny" in (tmp_path / "models.md").read_text()
+    for row in rows:
+        with torch.device("meta"):
+            model = timm.create_model(row["model"], **row["arguments"])
+        assert sum(parameter.numel() for parameter in model.parameters()) == row["parameters"]
+        assert list(model.default_cfg["input_size"]) == row["input_size"]
 
 
 def bare(row: dict[str, float]) -> float:

@@ -3,12 +3,14 @@
 import re
 from argparse import Action, _SubParsersAction
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from jsonargparse import ArgumentParser
 
-from softmaxfree.cli import COMMANDS, Command, Commands, run_command
+from softmaxfree.cli import HELP
+from softmaxfree.files import recipe
+
+from .help_texts import BY_HAND, all_commands, help_of, parser_of
 
 WORDS = {
     "against": "A .json file of an earlier run",
@@ -70,39 +72,19 @@ TYPES = {
 """The types that a word may have, without brackets and None."""
 
 
-class ParserMade(Exception):  # noqa: N818 (not an error)
-    """Carries the parser of a command that was about to parse its words."""
-
-
-def all_commands(commands: Commands = COMMANDS, *group: str) -> Iterator[tuple[str, ...]]:
-    for name, entry in commands.items():
-        if isinstance(entry, Command):
-            yield (*group, name)
-        else:
-            yield from all_commands(entry.commands, *group, name)
-
-
-def options(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> Iterator[Action]:
-    """Options and positional words of the parser that a command makes."""
-
-    def stop(self: ArgumentParser, *_: Any, **__: Any) -> None:
-        raise ParserMade(self)
-
-    monkeypatch.setattr(ArgumentParser, "parse_args", stop)
-    with pytest.raises(ParserMade) as made:
-        run_command([*words, "--config=fsdp"])
-    for action in made.value.args[0]._actions:
+def options(parser: ArgumentParser, command: str) -> Iterator[Action]:
+    """Options and positional words."""
+    for action in parser._actions:
         if isinstance(action, _SubParsersAction):  # Lightning's, with one subcommand
-            yield from action.choices[words[0]]._actions
+            yield from action.choices[command]._actions
         else:
             yield action
 
 
 @pytest.mark.parametrize("words", list(all_commands()), ids=" ".join)
-def test_every_command_uses_the_same_words(
-    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for option in options(words, monkeypatch):
+def test_every_command_uses_the_same_words_and_prints_its_help(words: tuple[str, ...]) -> None:
+    parser = parser_of(words)
+    for option in options(parser, words[0]):
         if option.dest.split(".")[0] in ("help", "trainer", "data") or (
             words[0] in ("fit", "validate", "test") and option.dest.split(".")[0] == "model"
         ):
@@ -114,3 +96,12 @@ def test_every_command_uses_the_same_words(
             kind = getattr(option, "_typehint", option.type)
             found = re.sub(r"typing\.|pathlib\.|Optional|None|[|\[\] ]|<class|>|'", "", str(kind))
             assert found in TYPES[name], f"{name} is of type {found}"
+    if words[0] not in BY_HAND:
+        told = (HELP / f"{'-'.join(words)}.txt").read_text()
+        assert told == help_of(parser), "run `python -m tests.help_texts`"
+    else:
+        shown = re.findall(
+            r"^  --(?!config)(\S+) (\S+)", (HELP / f"{words[0]}.txt").read_text(), re.M
+        )
+        digits = f"--config={recipe('digits/softpp_nano.yaml')}"
+        parser.parse_args([digits, *(f"--{option}={value}" for option, value in shown)])

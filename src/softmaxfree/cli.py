@@ -2,17 +2,23 @@
 
 import io
 import os
+import re
 import signal
 import sys
+from argparse import ArgumentError
 from collections.abc import Callable
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .errors import UserError, check_words, visible
+from . import __version__
+from .errors import UserError, check_words, usage_error, visible
 from .imports import needs
 from .words import list_options, with_lists
+
+HELP = Path(__file__).parent / "help"
+"""The help of each command as text: printed without importing the command, which takes seconds."""
 
 
 class Command(NamedTuple):
@@ -113,9 +119,15 @@ def run_command(words: list[str]) -> None:
         found = commands[words[0]]
         program, words = [*program, words[0]], words[1:]
         if isinstance(found, Command):
-            _call(found, words, " ".join(program))
+            if {"-h", "--help"} & set(words):
+                print((HELP / f"{'-'.join(program[1:])}.txt").read_text(), end="")
+            else:
+                _call(found, words, " ".join(program))
             return
         commands = found.commands
+    if words == ["--version"]:
+        print("softmaxfree", __version__)
+        return
     if words and words[0] not in ("-h", "--help"):
         raise UserError(
             f"{' '.join(program)} has no command {words[0]!r}; choose one of {', '.join(commands)}"
@@ -123,7 +135,7 @@ def run_command(words: list[str]) -> None:
     width = max(map(len, commands))
     print(f"usage: {' '.join(program)} COMMAND ...\n")
     print("\n".join(f"  {name:{width}}  {entry.help}" for name, entry in commands.items()))
-    print("\nCOMMAND --help explains one; --traceback shows where an error comes from.")
+    print("\nCOMMAND --help explains one; --traceback shows where an error comes from; --version.")
 
 
 def _call(command: Command, words: list[str], program: str) -> None:
@@ -136,7 +148,19 @@ def _call(command: Command, words: list[str], program: str) -> None:
         option.default is not option.empty for option in signature(function).parameters.values()
     ):
         words = with_lists(words, list_options(function))
-    written = function(words) if command.parses else auto_cli(function, args=words, prog=program)
+    try:
+        written = (
+            function(words)
+            if command.parses
+            else auto_cli(
+                function, args=words, prog=program, exit_on_error=False, allow_abbrev=False
+            )
+        )
+    except ArgumentError as error:
+        options = re.findall(
+            r"--(\w+)", (HELP / f"{'-'.join(program.split()[1:])}.txt").read_text()
+        )
+        raise usage_error(str(error), options) from error
     if isinstance(written, Path):
         print(f"written: {written}")
 

@@ -277,6 +277,7 @@ def step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         words = [f"--config={RECIPES / name}.yaml" for name in names]
         run("fit", [*words, *HERE, *changes])
         assert "one step of training and validation went through" in capsys.readouterr().out
+        assert not Path("run").exists()
 
     return run_step
 
@@ -426,3 +427,4 @@ def test_the_cifar_recipe_reads_the_real_images(
     few = ["--data.batch_size=16", "--data.eval_batch_size=16", "--trainer.fast_dev_run=2"]
     run("fit", ["--config", recipe, *few, "--out", "run"])
     assert "went through" in capsys.readouterr().out
+    assert not Path("run").exists()

@@ -1,14 +1,18 @@
 """The log of a run, and the table of several."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from softmaxfree.training.log import LineLogger, read_metrics
+from softmaxfree.training.report import describe_run, draw_run, origin
 from softmaxfree.training.runs import compare_runs
 
-from .conftest import Fit
+from .conftest import SMALL, Fit
 
 
 def test_a_log_cut_short_by_a_kill_is_read_and_appended_to(tmp_path: Path) -> None:
@@ -42,5 +46,28 @@ def test_finished_runs_are_compared(
         assert f"{row['scores']['accuracy']['16']:.3f}" in printed
     assert "two" in (tmp_path / "tables/classification-runs.md").read_text()
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="empty holds no finished run"):
+    with pytest.raises(ValueError, match="empty holds no run"):
         compare_runs([tmp_path / "empty"], None)
+
+
+def test_runs_that_are_not_finished_are_shown_as_such(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(SMALL))
+    describe_run(tmp_path, **origin(), seconds=90.0)
+    (tmp_path / ".lock").touch()
+    compare_runs([tmp_path])
+    assert capsys.readouterr().out.split()[-2:] == ["1.5", "unfinished"]
+    script = "import fcntl; f = open('.lock', 'w'); fcntl.lockf(f, 2); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", script], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout
+        process.stdout.readline()
+        compare_runs([tmp_path])
+        process.communicate(b"\n")
+    assert capsys.readouterr().out.split()[-2:] == ["1.5", "running"]
+
+
+def test_a_run_without_metrics_is_drawn_too(tmp_path: Path) -> None:
+    assert draw_run(tmp_path, {"loss": ["train/loss"], "score": ["val/AP"]}, None).is_file()

@@ -16,7 +16,7 @@ from softmaxfree.files import append
 from softmaxfree.training.command import run
 from softmaxfree.training.folder import RunLock
 from softmaxfree.training.log import read_metrics
-from softmaxfree.training.report import resumptions
+from softmaxfree.training.report import continued
 from softmaxfree.training.resumed import MAY_CHANGE, changes, resumption
 from softmaxfree.training.runs import describe
 
@@ -54,9 +54,18 @@ def test_a_resumed_run_is_the_run_it_was(fit: Fit) -> None:
         assert "\n" not in str(caught.value)
 
     allowed = ("--trainer.max_epochs=2", "--data.eval_batch_size=50", "--save_every=7")
+    before = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**before, "seconds": 1000}))
     fit("--checkpoint=last", *allowed)
-    (told,) = json.loads((folder / "run.json").read_text())["resumed"]
-    assert told == {
+    after = json.loads((folder / "run.json").read_text())
+    assert after["command"] == before["command"]
+    assert after["seconds"] > 1000 + 3 * after["seconds_per_step"]
+    assert [step for step, _ in read_metrics(folder / "metrics.jsonl")["train/loss_step"]] == [
+        0, 1, 2, 3, 4, 5
+    ]  # fmt: skip
+    (told,) = after["resumed"]
+    assert told["versions"] == after["versions"]
+    assert {name: told[name] for name in ("from", "step", "changed")} == {
         "from": "last.ckpt",
         "step": 3,
         "changed": {
@@ -201,8 +210,9 @@ def test_a_pipe_in_a_run_s_folder_is_not_waited_for(tmp_path: Path) -> None:
         os.mkfifo(tmp_path / name)
     with pytest.raises(UserError, match=r"\.lock is a pipe or a device, not a file: remove it"):
         RunLock(tmp_path)
-    assert resumptions(tmp_path, {"step": 1}) == {"resumed": [{"step": 1}]}
-    with pytest.raises(UserError, match=r"holds no finished run \(.*run.json is a pipe"):
+    began = {"commit": "a", "resumed": [{"step": 1, "commit": "a"}]}
+    assert continued(tmp_path, {"commit": "a"}, {"step": 1}) == (began, 0)
+    with pytest.raises(UserError, match=r"holds no run \(.*run.json is a pipe"):
         describe(tmp_path)
     append(tmp_path / "metrics.jsonl", b'{"step": 1, "loss": 2.0}')
     assert read_metrics(tmp_path / "metrics.jsonl") == {"loss": [(1, 2.0)]}
@@ -214,8 +224,9 @@ def test_a_pipe_in_a_run_s_folder_is_not_waited_for(tmp_path: Path) -> None:
 def test_a_run_json_that_is_not_ours_is_passed_over(text: str, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(text, encoding="latin-1")
     (tmp_path / "config.yaml").write_text("model: 3")
-    assert resumptions(tmp_path, {"step": 1}) == {"resumed": [{"step": 1}]}
-    with pytest.raises(UserError, match="holds no finished run"):
+    began = {"commit": "a", "resumed": [{"step": 1, "commit": "a"}]}
+    assert continued(tmp_path, {"commit": "a"}, {"step": 1}) == (began, 0)
+    with pytest.raises(UserError, match="holds no run"):
         describe(tmp_path)
 
 

@@ -1,5 +1,7 @@
 """Runs from the command line, in this process: what they write, print and refuse."""
 
+import csv
+import io
 import json
 import re
 import shlex
@@ -15,6 +17,8 @@ import yaml
 from jsonargparse import Namespace
 from PIL import Image
 
+from softmaxfree.cli import main
+from softmaxfree.data import ImageData
 from softmaxfree.errors import DivergedError, UserError
 from softmaxfree.layers.registry import ATTENTIONS
 from softmaxfree.models.weights import find_weights
@@ -235,17 +239,13 @@ def test_packaged_weights_are_scored_by_name(
         run("fit", ["--checkpoint", "digits-softpp"])
 
 
-def test_a_folder_with_a_run_in_it_is_not_written_over(fit: Fit) -> None:
-    fit()
-    with pytest.raises(ValueError, match="run holds a run already: give --checkpoint last"):
-        fit()
-
-
-def test_a_run_gives_signals_back(fit: Fit) -> None:
-    """To whom they were before: a handler of Lightning's that stays would keep all of the run."""
+def test_a_run_gives_signals_back_and_is_not_written_over(fit: Fit) -> None:
+    """A handler of Lightning's that stays would keep all of the run in memory."""
     before = [signal.getsignal(number) for number in SIGNALS]
     fit()
     assert [signal.getsignal(number) for number in SIGNALS] == before
+    with pytest.raises(ValueError, match="run holds a run already: give --checkpoint last"):
+        fit()
 
 
 def test_folders_are_numbered_when_none_is_given(
@@ -351,6 +351,23 @@ def test_broken_images_are_reported_at_the_end(
         (["--checkpoint=none.ckpt"], "there is no checkpoint none.ckpt"),
         (["--trainer.default_root_dir=here"], "has no effect here; give the run's folder by --out"),
         (["--save_every=0"], "--save_every must be at least 1"),
+        (["--data.name=", "--data.root=nowhere"], "nowhere"),
+        (["--trainer.accelerator=abacus"], "there is no accelerator 'abacus': give --trainer.acc"),
+        (["--model.warmup_epochs=-3"], "warm-up must be at least 0, got -3"),
+        (["--model.warmup_epochs=0", "--model.warmup_steps=-3"], "warm-up must be at least 0"),
+        (["--model.smoothing=3"], "smoothing must be at least 0 and below 1, got 3"),
+        (["--model.optimizer_options.foo=1"], "unexpected keyword argument 'foo'"),
+        (["--model.options.toknes=49"], "softpp_nano has no option 'toknes'"),
+        (["--lr=1"], r"there is no option --lr; did you mean --model\.lr\?"),
+        (["--model.learning_rate=1"], r"option --model\.learning_rate; did you mean --model\.lr\?"),
+        (["--trainer.max_epoch=1"], r"there is no option .*; did you mean --trainer\.max_epochs"),
+        (["--model.lr=fast"], r"^--model\.lr must be a number, got fast$"),
+        (["--model.schedule=cosin"], "must be one of cosine, step, poly, one_cycle, got cosin"),
+        (["--model.options={a:1}"], "must be a mapping such as {name: value}, got {a:1}"),
+        (["--data=FooData"], "^--data has no class 'FooData'; --help lists them$"),
+        (["--trainer.logger=CSVLogger"], r"^--trainer\.logger\.save_dir must be given"),
+        (["--config=none.yaml"], r"there is no file .*none\.yaml"),
+        (["words"], "^'words' is not expected here"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -360,6 +377,65 @@ def test_what_is_wrong_stops_at_once_with_one_sentence(
     with pytest.raises(ValueError, match=sentence) as caught:
         fit(*words)
     assert "\n" not in str(caught.value)
+    assert not Path("run").exists()
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_said_so(fit: Fit) -> None:
+    with pytest.raises(UserError, match=r"torch finds no GPU; use --trainer.accelerator cpu"):
+        fit("--trainer.accelerator=gpu")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("trainer: {max_epochs: [1\nfoo: :", r"own\.yaml is not YAML; look .* in line 2: \w+"),
+        ("modell: 3", r"^there is no option --modell in .*own\.yaml; did you mean --model"),
+        (
+            "trainer: {max_epochs: few}",
+            r"max_epochs must be a whole number, got few in .*own\.yaml",
+        ),
+        (
+            "model: {class_path: softmaxfree.tasks.Classification, init_args: {lrr: 1}}",
+            r"^there is no option --model\.lrr in .*own\.yaml; did you mean --model\.lr\?",
+        ),
+    ],
+)
+def test_a_mistake_in_a_configuration_is_one_sentence(
+    text: str, sentence: str, tmp_path: Path
+) -> None:
+    (tmp_path / "own.yaml").write_text(text)
+    with pytest.raises(UserError, match=sentence) as caught:
+        run("fit", ["--config", str(tmp_path / "own.yaml")])
+    assert "\n" not in str(caught.value)
+
+
+def test_lightnings_loggers_stand_beside_ours(fit: Fit, tmp_path: Path) -> None:
+    loggers = [
+        {"class_path": f"{name}Logger", "init_args": {"save_dir": "logs", "name": name}}
+        for name in ("CSV", "TensorBoard")
+    ]
+    (tmp_path / "loggers.yaml").write_text(yaml.safe_dump({"trainer": {"logger": loggers}}))
+    folder = fit("--config=loggers.yaml")
+    assert json.loads((folder / "run.json").read_text())["scores"]
+    assert len(read_metrics(folder / "metrics.jsonl")["train/loss_step"]) == 3
+    with open("logs/CSV/version_0/metrics.csv") as file:
+        logged = [row["train/loss_step"] for row in csv.DictReader(file)]
+    assert len([loss for loss in logged if loss]) == 3
+    assert list(Path("logs/TensorBoard/version_0").glob("events.out.tfevents.*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_training_ends_with_its_status_and_leaves_nothing(
+    number: signal.Signals, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ImageData, "setup", lambda *_, **__: signal.raise_signal(number))
+    before = [signal.getsignal(number) for number in SIGNALS]
+    done = in_this_process("fit", "--config", str(small), "--out", "runs/run")
+    assert done.returncode == 128 + number
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+    assert not Path("runs").exists()
 
 
 def test_the_command_line_refuses_what_it_does_not_know(
@@ -376,7 +452,9 @@ def test_the_command_line_refuses_what_it_does_not_know(
         "softmaxfree: error: validate needs something to score: "
         "give --checkpoint FILE, or --config FILE\n"
     )
-    done = in_this_process("fit", "--help")
+    done = in_this_process("fit", "--help_all")
     assert done.returncode == 0
-    assert "\n  softmaxfree fit --config recipes/cifar10/softpp_nano.yaml" in done.stdout
+    assert "--trainer.detect_anomaly" in done.stdout
     assert "--weights_only" not in done.stdout  # which is not for the user to turn off
+    assert in_this_process("fit", "--print_config").returncode == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["small.yaml"]

@@ -7,12 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
-from ..environment import commit, hardware, versions
 from ..errors import UserError, user_file
 from ..files import write_atomically
-from ..ops.backends import native
 
 SCHEMA_VERSION = 1
 
@@ -20,6 +16,11 @@ SCHEMA_VERSION = 1
 def result(command: str, rows: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
     """Rows with all that is needed to read them: command, commit, hardware, versions, threads, and
     whether the code of `softmaxfree build` was used."""
+    import torch
+
+    from ..environment import commit, hardware, versions
+    from ..ops.backends import native
+
     return {
         "schema_version": SCHEMA_VERSION,
         "command": command,

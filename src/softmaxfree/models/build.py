@@ -47,13 +47,22 @@ def build_model(backbone: BackboneConfig | str, num_classes: int | None) -> nn.M
         raise UserError(f"timm has no model {config.name!r}{hint}")
 
     def create(**more: Any) -> nn.Module:
-        return timm.create_model(
-            config.name,
-            num_classes=num_classes,
-            drop_path_rate=config.drop_path,
-            **(config.options or {}),
-            **more,
-        )
+        try:
+            return timm.create_model(
+                config.name,
+                num_classes=num_classes,
+                drop_path_rate=config.drop_path,
+                **(config.options or {}),
+                **more,
+            )
+        except TypeError as error:
+            for name in config.options or {}:
+                if f"unexpected keyword argument {name!r}" in str(error):
+                    raise UserError(
+                        f"{config.name} has no option {name!r}: its options are the arguments of "
+                        "its class"
+                    ) from error
+            raise
 
     changed: dict[str, Any] = {"attention": config.attention, "tie_qk": config.tie_qk}
     changed = {name: value for name, value in changed.items() if value is not None}

@@ -106,6 +106,8 @@ def predict(arguments: list[str]) -> None:
     """Parses the command line of `softmaxfree predict`."""
     parser = ArgumentParser(
         prog="softmaxfree predict",
+        exit_on_error=False,
+        allow_abbrev=False,
         description="Say what is on images, with trained weights; draw what a detector finds. An "
         "image that cannot be read is reported, and the others go on.",
     )

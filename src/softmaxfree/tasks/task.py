@@ -87,6 +87,10 @@ class Task(LightningModule):
                 f"warm-up is given twice, as {warmup_epochs:g} epochs and as {warmup_steps} steps: "
                 "leave out warmup_epochs or warmup_steps"
             )
+        if min(warmup_epochs, warmup_steps or 0) < 0:
+            raise UserError(
+                f"warm-up must be at least 0, got {min(warmup_epochs, warmup_steps or 0):g}"
+            )
         self.schedule, self.milestones = schedule, milestones or []
         self.warmup_epochs, self.warmup_steps = warmup_epochs, warmup_steps
         self.warmup_lr, self.min_lr = warmup_lr, min_lr
@@ -133,14 +137,20 @@ class Task(LightningModule):
             raise UserError(f"the checkpoint is of another model: {reason:.300}") from error
 
     def configure_optimizers(self) -> Any:
-        optimizer = create_optimizer_v2(
-            self.model,
-            opt=self.optimizer,
-            lr=self.lr,
-            weight_decay=self.weight_decay,
-            layer_decay=self.layer_decay,
-            **self.optimizer_options,
-        )
+        try:
+            optimizer = create_optimizer_v2(
+                self.model,
+                opt=self.optimizer,
+                lr=self.lr,
+                weight_decay=self.weight_decay,
+                layer_decay=self.layer_decay,
+                **self.optimizer_options,
+            )
+        except (TypeError, ValueError) as error:
+            raise UserError(
+                f"timm makes no optimizer {self.optimizer!r} with optimizer_options "
+                f"{self.optimizer_options}: {error}"
+            ) from error
         steps = self.trainer.estimated_stepping_batches
         if steps == float("inf"):
             raise UserError(

@@ -1,5 +1,6 @@
 """The configuration of a command: --config, a checkpoint's own, or the recipe for digits."""
 
+import re
 import sys
 from contextlib import suppress
 from dataclasses import asdict
@@ -38,7 +39,7 @@ def with_configuration(command: str, arguments: list[str]) -> list[str]:
         sound = str(sound_checkpoint(Path(path) / LAST if Path(path).is_dir() else Path(path)))
         words = {path: sound, f"--checkpoint={path}": f"--checkpoint={sound}"}
         path, arguments = sound, [words.get(word, word) for word in arguments]
-    if any(word.split("=")[0] in ("--config", "-c", "--help", "-h") for word in arguments):
+    if any(word.split("=")[0] in ("--config", "-c", "--help_all") for word in arguments):
         return arguments
     if path and path != "last":
         return ["--config", _configuration_of(Path(path), command, arguments), *arguments]
@@ -142,6 +143,31 @@ def _scoring(source: str, command: str, arguments: list[str]) -> list[str]:
     }
     after = configs[-1] + (1 if "=" in words[configs[-1]] else 2) if configs else 0
     return [*words[:after], "--config", yaml.safe_dump(config), *words[after:]]
+
+
+def place_of_mistake(message: str, arguments: list[str]) -> str:
+    """ " in FILE" if a mistake is not on the command line but in a file of --config.
+
+    Args:
+        message: What jsonargparse says of it.
+        arguments: The command line.
+
+    Raises:
+        UserError: If the file is not YAML.
+    """
+    path = Path(_option(arguments, "--config") or "")
+    if not path.is_file():  # the configuration of a checkpoint, as text
+        return ""
+    try:
+        yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" in line {mark.line + 1}: {getattr(error, 'problem', '')}" if mark else ""
+        raise UserError(f"{path} is not YAML; look for a mistake{line}") from error
+    name = re.findall(r"key \"([^\"]+)\"|Option '([^']+)' is not accepted", message)[-1:]
+    word = "".join(name[0]) if name else message
+    given = any(word in other for other in arguments if other.startswith("--"))
+    return "" if given or "unrecognized" in message else f" in {path}"
 
 
 def _option(arguments: list[str], name: str) -> str | None:

@@ -1,6 +1,7 @@
 """Writes the checkpoints of a run, also when a signal stops it."""
 
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -57,6 +58,8 @@ class RunCheckpoint(Checkpoint):
         save_every: Steps between two checkpoints.
         config: The run's configuration, kept in the checkpoints.
         resumed: Whether the run continues from its last.ckpt, which is then known to be sound.
+        record: Writes the run's record. The first process calls it when training starts, after
+            which nothing can be missing, and with every last.ckpt.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class RunCheckpoint(Checkpoint):
         save_every: int = 500,
         config: str | None = None,
         resumed: bool = False,
+        record: Callable[[], None] = lambda: None,
     ) -> None:
         if save_every < 1:
             raise UserError(f"--save_every must be at least 1, got {save_every}")
@@ -73,7 +77,7 @@ class RunCheckpoint(Checkpoint):
         self.save_every, self.monitor, self.config = save_every, monitor, config
         self.highest = float("-inf")
         self.step = 0
-        self.resumed = resumed
+        self.resumed, self.record = resumed, record
         self.saved: int | None = None  # the step of last.ckpt, if that is known to be sound
         self.received: signal.Signals | None = None
         self._before: dict[signal.Signals, Any] = {}
@@ -84,6 +88,8 @@ class RunCheckpoint(Checkpoint):
                 remove_unfinished(path)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_global_zero and not getattr(trainer, "fast_dev_run", False):
+            self.record()
         self.step = trainer.global_step
         self.saved = self.step if self.resumed else None
         for number in SIGNALS:
@@ -153,6 +159,8 @@ class RunCheckpoint(Checkpoint):
             return
         self.save(trainer, self.last)
         self.saved = trainer.global_step
+        if trainer.is_global_zero and not getattr(trainer, "fast_dev_run", False):
+            self.record()
 
     def save(self, trainer: Trainer, path: Path, validated: bool = False) -> None:
         """Saves, unless a weight is no longer finite: then the old file stays."""

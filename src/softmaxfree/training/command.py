@@ -1,15 +1,19 @@
 """`softmaxfree fit`, `validate` and `test`: Lightning's command line with our defaults."""
 
 import logging
+import signal
 import warnings
-from argparse import RawDescriptionHelpFormatter
+from argparse import ArgumentError
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
+from types import FrameType
 from typing import Any
 
 import torch
 import yaml
-from jsonargparse import DefaultHelpFormatter, Namespace
+from jsonargparse import Namespace
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.warnings import PossibleUserWarning
@@ -19,58 +23,35 @@ from lightning.pytorch.plugins.layer_sync import LayerSync
 from timm.layers import convert_sync_batchnorm
 from torch import nn
 
+from ..allow_list import DATA, tasks
 from ..checkpoint_files import LAST, holds_run, sound_checkpoint
 from ..data.base import Data
 from ..environment import largest_memory
-from ..errors import UserError, visible
+from ..errors import UserError, usage_error, visible
 from ..files import write_atomically
 from ..imports import MODULES, Names, import_modules, listed
 from ..models.checkpoints import check_archive
 from ..tasks import Task
 from .allocator import keep_freed_memory
-from .arguments import complete, with_configuration
+from .arguments import complete, place_of_mistake, with_configuration
 from .checkpoint import AtomicCheckpointIO, RunCheckpoint, Stopped
 from .folder import RunLock, folder_of_run, name_of_data, name_of_model, refuse_taken, start
 from .log import LineLogger, Pace, ProgressBar
 from .loop import RunLoop
 from .report import (
+    continued,
     describe_run,
     draw_run,
     example_image,
     leave_traceback,
     next_commands,
     origin,
-    resumptions,
 )
 from .restart import join_after_restart
 from .resumed import resumption
 
-DESCRIPTIONS = {
-    "fit": "Train a model. Without --config it trains softpp_nano on handwritten digits.",
-    "validate": "Score a checkpoint on the validation split, at one or several image sizes.",
-    "test": "Score a checkpoint on the test split.",
-}
-_EXAMPLES = """
-Further options belong to trainer (Lightning's Trainer), model (the task) and data. --print_config
-shows them with their values. --model.help Classification, Detection, Segmentation or
-SequenceClassification and --data.help ImageData, DetectionData, SegmentationData or SequenceData
-explain them.
-
-examples:
-  softmaxfree fit
-  softmaxfree fit --config recipes/cifar10/softpp_nano.yaml --trainer.max_epochs 10
-  softmaxfree fit --config recipes/cifar10/softpp_nano.yaml --model.attention softmax
-  softmaxfree fit --config recipes/detection/digit_scenes.yaml           boxes and masks
-  softmaxfree fit --config recipes/lra/listops.yaml --model.attention soft
-  softmaxfree fit --checkpoint runs/softpp_nano-digits/last.ckpt         go on with a run
-  softmaxfree validate --checkpoint runs/softpp_nano-digits/last.ckpt --data.eval_sizes [32,48]
-"""
 _NOT_OF_A_RUN = ("checkpoint", "out", "config")
 """Options of one command that are no part of a run's configuration."""
-
-
-class _HelpFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
-    """Keeps the lines of the examples."""
 
 
 class TrainingCLI(LightningCLI):
@@ -93,10 +74,8 @@ class TrainingCLI(LightningCLI):
             },
             parser_kwargs={
                 "prog": f"softmaxfree {command}",
-                "usage": f"softmaxfree {command} [--config FILE] [options]",
-                "description": DESCRIPTIONS[command],
-                "epilog": _EXAMPLES,
-                "formatter_class": _HelpFormatter,
+                "exit_on_error": False,
+                "allow_abbrev": False,
             },
             args=arguments,
             run=False,  # `execute` does
@@ -135,7 +114,14 @@ class TrainingCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         assert isinstance(args, list)
-        self.config = parser.parse_args(args)
+        words = ["--help" if word == "--help_all" else word for word in args]
+        try:
+            self.config = parser.parse_args(words)
+        except ArgumentError as error:
+            options = [action.dest for action in parser._actions]
+            for part, known in (("model", tasks()), ("data", DATA)):
+                options += [f"{part}.{name}" for table in known.values() for name in table]
+            raise usage_error(str(error), options, place_of_mistake(str(error), args)) from error
 
     def before_instantiate_classes(self) -> None:
         config = self.config
@@ -149,6 +135,9 @@ class TrainingCLI(LightningCLI):
             self.folder = folder_of_run(config)
             if config.checkpoint == "last":
                 config.checkpoint = self.folder / LAST if holds_run(self.folder) else None
+        asked = config.trainer.accelerator
+        if asked in ("gpu", "cuda", "mps") and not torch.accelerator.is_available():
+            raise UserError("torch finds no GPU; use --trainer.accelerator cpu")
         if config.checkpoint:
             config.checkpoint = str(sound_checkpoint(Path(config.checkpoint)))
             check_archive(Path(config.checkpoint))
@@ -165,6 +154,11 @@ class TrainingCLI(LightningCLI):
         except (ValueError, RuntimeError) as error:
             wrapped = str(error).startswith("Does not validate") and error.__cause__
             cause = error.__cause__ if wrapped else error  # the class's own message
+            if "invalid accelerator name" in str(cause):
+                raise UserError(
+                    f"there is no accelerator {self.config.trainer.accelerator!r}: give "
+                    "--trainer.accelerator cpu, gpu or auto"
+                ) from error
             if "allocate memory" in str(cause):
                 raise UserError(
                     "the model does not fit into this machine's memory: check --model.options"
@@ -200,14 +194,16 @@ class TrainingCLI(LightningCLI):
                     config.save_every,
                     self.text,
                     resumed=path == str(self.folder / LAST),
+                    record=self.write_record,
                 ),
             ],
         }
         if trainer_config.sync_batchnorm:
             ours["sync_batchnorm"] = False  # Lightning's own would drop timm's activations
             ours["plugins"].append(SynchronisedBatchNorm())
-        if trainer_config.logger in (None, True):
-            ours["logger"] = LineLogger(self.folder)
+        if trainer_config.logger is not False:
+            others = [] if trainer_config.logger is True else _as_list(trainer_config.logger)
+            ours["logger"] = [LineLogger(self.folder), *others]
         trainer = super().instantiate_trainer(**ours)
         RunLoop.install(trainer)
         return trainer
@@ -221,7 +217,8 @@ class TrainingCLI(LightningCLI):
         }
         if self.command != "fit":
             score = self.trainer.validate if self.command == "validate" else self.trainer.test
-            score(self.model, verbose=False, **arguments)
+            with _interruptible():
+                score(self.model, verbose=False, **arguments)
             self.print_scores()
             return
         lock = RunLock(self.folder) if self.trainer.is_global_zero else None
@@ -229,9 +226,10 @@ class TrainingCLI(LightningCLI):
             if lock and not self.config.checkpoint:
                 refuse_taken(self.folder)  # again: another run may have ended here meanwhile
             self.before_fit()
-            self.trainer.fit(self.model, **arguments)
-            self.after_fit()
-        except (UserError, Stopped, KeyboardInterrupt):
+            with _interruptible():
+                self.trainer.fit(self.model, **arguments)
+                self.after_fit()
+        except (UserError, Stopped, KeyboardInterrupt, SystemExit):
             raise
         except BaseException:
             leave_traceback(self.folder, self.trainer.global_rank)
@@ -241,14 +239,14 @@ class TrainingCLI(LightningCLI):
                 lock.release()
 
     def before_fit(self) -> None:
-        """Writes down what the run is."""
+        """Says what is trained."""
         self.started = perf_counter()
         self.origin = origin()  # now: the working copy may change while the run goes on
         self.origin["start"] = start(self.config.model.init_args) or "scratch"
-        if self.trainer.is_global_zero:
-            self.origin |= resumptions(self.folder, self.resumption)
-            write_atomically(self.folder / "config.yaml", self.text)
-            describe_run(self.folder, **self.origin)
+        if self.resumption:
+            folder = Path(self.config.checkpoint).parent
+            self.origin, earlier = continued(folder, self.origin, self.resumption)
+            self.started -= earlier
         if self.trainer.strategy.root_device.type == "cpu":
             keep_freed_memory()
         if self.trainer.is_global_zero:
@@ -260,6 +258,12 @@ class TrainingCLI(LightningCLI):
                 f"in {self.folder}"
             )
 
+    def write_record(self, **more: Any) -> None:
+        """Writes down what the run is, and its time with that before it was resumed."""
+        write_atomically(self.folder / "config.yaml", self.text)
+        seconds = perf_counter() - self.started
+        describe_run(self.folder, **self.origin, **{"seconds": seconds, **more})
+
     def after_fit(self) -> None:
         """Scores the run, and prints its scores and where its files are."""
         trainer, data = self.trainer, self.datamodule
@@ -268,7 +272,7 @@ class TrainingCLI(LightningCLI):
         if getattr(trainer, "fast_dev_run", False):
             print("one step of training and validation went through")
             return
-        seconds = perf_counter() - self.started  # of this process alone, if the run was resumed
+        seconds = perf_counter() - self.started
         on_gpu = trainer.strategy.root_device.type == "cuda"
         peak = torch.cuda.max_memory_allocated() if on_gpu else largest_memory()
         scores = self.model.closing_scores()
@@ -276,9 +280,7 @@ class TrainingCLI(LightningCLI):
             return
         waiting = self.pace.waited / max(self.pace.seconds, 1e-9)
         broken = len(data.training.broken) if data.training else 0
-        describe_run(
-            self.folder,
-            **self.origin,
+        self.write_record(
             seconds=seconds,
             seconds_per_step=self.pace.seconds / max(trainer.global_step - self.pace.first_step, 1),
             peak_bytes=peak,
@@ -288,7 +290,8 @@ class TrainingCLI(LightningCLI):
             scores=scores,
         )
         print(f"\nrun folder     {self.folder}")
-        print("               last.ckpt, best.ckpt, config.yaml, run.json, metrics.jsonl")
+        names = ("last.ckpt", "best.ckpt", "config.yaml", "run.json", "metrics.jsonl")
+        print(" " * 14, ", ".join(name for name in names if (self.folder / name).exists()))
         image = example_image(data, self.folder)
         print(f"picture        {draw_run(self.folder, self.model.curves, image)}")
         print(f"time           {seconds / 60:.1f} minutes")
@@ -343,6 +346,8 @@ def run(command: str, arguments: list[str]) -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     arguments = with_configuration(command, arguments)
     join_after_restart()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         TrainingCLI(command, arguments).execute()
     except MisconfigurationException as error:
@@ -350,6 +355,25 @@ def run(command: str, arguments: list[str]) -> None:
     except Stopped as stop:
         print(f"\nsoftmaxfree: {stop}; its state is saved, and --checkpoint last goes on")
         raise SystemExit(stop.exit_code) from None
+    finally:
+        for number, handler in before.items():  # Lightning ignores SIGINT after the first
+            signal.signal(number, handler or signal.SIG_DFL)
+
+
+def _terminate(number: int, _: FrameType | None) -> None:
+    """Ends the process while there is nothing to save. Lightning's handler would only note it."""
+    raise SystemExit(128 + number)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Lightning ends on Ctrl-C with status 1; main ends with that of the signal."""
+    try:
+        yield
+    except SystemExit as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise error.__context__ from None
+        raise
 
 
 def _configuration(parser: LightningArgumentParser, config: Namespace) -> str:

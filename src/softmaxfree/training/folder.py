@@ -5,6 +5,7 @@ import fcntl
 import os
 import socket
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from jsonargparse import Namespace
@@ -13,6 +14,8 @@ from ..checkpoint_files import holds_run
 from ..errors import UserError, user_file
 from ..models.weights import trained
 from .restart import restarts
+
+LOCK = ".lock"
 
 
 def folder_of_run(config: Namespace) -> Path:
@@ -78,7 +81,8 @@ class RunLock:
     """
 
     def __init__(self, folder: Path) -> None:
-        path = folder / ".lock"
+        self.path = path = folder / LOCK
+        self.made = [place for place in (folder, *folder.parents) if not place.exists()]
         with user_file(path, "write"):
             folder.mkdir(parents=True, exist_ok=True)
             self.handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
@@ -100,4 +104,25 @@ class RunLock:
         os.write(self.handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
 
     def release(self) -> None:
+        """Gives the folder back, or removes it if the run has written nothing to it."""
+        if self.made and list(self.made[0].iterdir()) == [self.path]:
+            self.path.unlink()
+            for place in self.made:
+                with suppress(OSError):  # it is not empty
+                    place.rmdir()
         os.close(self.handle)
+
+
+def is_running(folder: Path) -> bool:
+    """Whether a process holds the lock of a run's folder."""
+    try:
+        handle = os.open(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in (errno.EACCES, errno.EAGAIN)
+    finally:
+        os.close(handle)
+    return False

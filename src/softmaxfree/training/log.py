@@ -18,8 +18,9 @@ from ..files import append
 class LineLogger(Logger):
     """Appends metrics to metrics.jsonl, one line of JSON each time they are logged.
 
-    Lightning's CSVLogger does not serve here: it deletes the file of a run that is resumed, and
-    rewrites the whole file, not atomically, whenever a new metric appears.
+    A run has it beside the loggers of --trainer.logger. Lightning's CSVLogger does not serve in its
+    place: it deletes the file of a run that is resumed, and rewrites the whole file, not
+    atomically, whenever a new metric appears.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -53,7 +54,7 @@ class LineLogger(Logger):
 def read_metrics(path: Path) -> dict[str, list[tuple[int, float]]]:
     """(step, value) by name. Where a step was repeated after a kill, its last value counts."""
     found: dict[str, dict[int, float]] = {}
-    for line in path.read_text().splitlines():
+    for line in path.read_text().splitlines() if path.is_file() else []:
         try:
             entry = json.loads(line)
             step = int(entry.pop("step"))

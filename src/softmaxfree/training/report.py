@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from ..allow_list import is_number
 from ..analysis.hooks import evaluating, recorded_attention
 from ..data.base import Data
 from ..data.image_files import read_image
@@ -43,18 +44,24 @@ def describe_run(folder: Path, **known: Any) -> None:
     write_atomically(folder / "run.json", json.dumps(known, indent=1) + "\n")
 
 
-def resumptions(folder: Path, new: dict[str, Any] | None) -> dict[str, Any]:
-    """The entries of run.json that a resumed run keeps: where it started, and was resumed from."""
-    if new is None:
-        return {}
+def continued(
+    folder: Path, now: dict[str, Any], new: dict[str, Any]
+) -> tuple[dict[str, Any], float]:
+    """How a resumed run began, with each process that has resumed it, and its seconds so far.
+
+    Args:
+        folder: The run's folder, with the run.json so far.
+        now: The origin of this process.
+        new: From where it resumes the run.
+    """
     try:
-        told = json.loads(read_file(folder / "run.json", LONGEST_RECORD))
-    except (ValueError, RecursionError):  # none yet, or not by `fit`
+        told = dict(json.loads(read_file(folder / "run.json", LONGEST_RECORD)))
+    except (ValueError, TypeError, RecursionError):  # none yet, or not by `fit`
         told = {}
-    told = told if isinstance(told, dict) else {}
-    before = told.get("resumed")
-    kept = {"start": told["start"]} if isinstance(told.get("start"), str) else {}
-    return {**kept, "resumed": [*(before if isinstance(before, list) else []), new]}
+    before, seconds = told.get("resumed"), told.get("seconds", 0)
+    began = {name: told.get(name, value) for name, value in now.items()}
+    entries = [*(before if isinstance(before, list) else []), {**new, **now}]
+    return {**began, "resumed": entries}, float(seconds) if is_number(seconds) else 0.0
 
 
 def leave_traceback(folder: Path, rank: int) -> None:

@@ -1,4 +1,4 @@
-"""`softmaxfree runs`: finished training runs side by side."""
+"""`softmaxfree runs`: training runs side by side."""
 
 import json
 from pathlib import Path
@@ -11,6 +11,7 @@ from tabulate import tabulate
 from ..data.paths import read_file
 from ..errors import UserError, visible
 from ..files import write_atomically
+from .folder import is_running
 from .report import LONGEST_RECORD, origin
 
 SHOWN = ("mIoU", "pixel_accuracy", "AP50", "mask_AP50", "AP", "mask_AP", "accuracy", "loss")
@@ -25,7 +26,9 @@ def runs(arguments: list[str]) -> None:
     """Parses the command line of `softmaxfree runs`."""
     parser = ArgumentParser(
         prog="softmaxfree runs",
-        description="Put finished training runs side by side: time, seed and scores of each.",
+        exit_on_error=False,
+        allow_abbrev=False,
+        description="Put training runs side by side: time, seed and scores of each.",
     )
     parser.add_argument("folders", nargs="+", type=Path, help="Folders of runs, written by fit.")
     parser.add_argument(
@@ -38,7 +41,7 @@ def runs(arguments: list[str]) -> None:
 
 
 def compare_runs(folders: list[Path], out: Path | None = None) -> None:
-    """Prints a table of finished runs and, with `out`, writes it as JSON and Markdown."""
+    """Prints a table of runs and, with `out`, writes it as JSON and Markdown."""
     rows = [describe(folder) for folder in folders]
     print(report(rows, "simple"))
     if out is not None:
@@ -52,24 +55,24 @@ def compare_runs(folders: list[Path], out: Path | None = None) -> None:
 
 
 def describe(folder: Path) -> dict[str, Any]:
-    """A finished run as a row of the table."""
+    """A run as a row of the table; one that is not finished has no scores."""
     try:
         told = json.loads(read_file(folder / "run.json", LONGEST_RECORD))
         config = yaml.safe_load(read_file(folder / "config.yaml", LONGEST_RECORD))
-        return _row(folder.name, told, config)
+        return _row(folder, told, config)
     except _NOT_OF_A_RUN as error:
         reason = str(error)[:200] or type(error).__name__
         raise UserError(
-            f"{folder} holds no finished run ({reason}): give folders of runs that "
-            "`softmaxfree fit` has finished"
+            f"{folder} holds no run ({reason}): give folders that `softmaxfree fit` has written"
         ) from error
 
 
-def _row(name: str, told: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    scores = dict(told["scores"])
+def _row(folder: Path, told: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    state = "finished" if "scores" in told else "running" if is_running(folder) else "unfinished"
     model, data = config["model"]["init_args"], config["data"]["init_args"]
     return {
-        "run": name,
+        "run": folder.name,
+        "state": state,
         "task": config["model"]["class_path"].rpartition(".")[2],
         "data": data.get("name") or data.get("root"),
         "backbone": model.get("backbone") or "",
@@ -78,14 +81,16 @@ def _row(name: str, told: dict[str, Any], config: dict[str, Any]) -> dict[str, A
         "seed": config["seed_everything"],
         "epochs": config["trainer"]["max_epochs"],
         "minutes": told["seconds"] / 60,
-        "scores": scores,
-        **{name: told[name] for name in ("command", "threads", "commit", "hardware", "versions")},
+        "scores": dict(told.get("scores", {})),
+        "threads": told.get("threads"),
+        **{name: told[name] for name in ("command", "commit", "hardware", "versions")},
     }
 
 
 def report(rows: list[dict[str, Any]], style: str) -> str:
     """The table of runs in one of tabulate's styles."""
     scores = [name for name in SHOWN if any(name in row["scores"] for row in rows)]
+    unfinished = any(row["state"] != "finished" for row in rows)
     lines = [
         [
             visible(row["run"]),
@@ -95,11 +100,13 @@ def report(rows: list[dict[str, Any]], style: str) -> str:
             row["seed"],
             f"{row['minutes']:.1f}",
             *(_number(row["scores"].get(name)) for name in scores),
+            *([row["state"]] if unfinished else []),
         ]
         for row in rows
     ]
     header = ["run", "backbone", "attention", "from", "seed", "minutes", *scores]
-    alignment = ["left"] * 4 + ["right"] * (2 + len(scores))
+    header += ["state"] if unfinished else []
+    alignment = ["left"] * 4 + ["right"] * (2 + len(scores)) + ["left"] * unfinished
     return tabulate(lines, header, style, colalign=alignment, disable_numparse=True)
 
 

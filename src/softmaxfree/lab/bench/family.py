@@ -3,16 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-import timm
-from tqdm import tqdm
+from ..paper import BACKBONES, LANDMARKS, SAMPLERS, Row
+from ..results import Page, Table, number, publish, read, result
 
-from ...environment import command_line
-from ...layers.attention import SoftmaxFreeAttention
-from ...models.cost import cost
-from ..paper import BACKBONES, LANDMARKS, SAMPLERS
-from ..results import Page, Table, number, publish, result
-from .runner import Row
+PACKAGE = Path(__file__).parents[2]
 
+COUNTED = [folder / "results/models.json" for folder in (PACKAGE, PACKAGE.parents[1])]
+"""The committed figures: in an installed package, and in a working copy."""
 ABLATED = "soft_tiny_fudan"
 """The model of the paper's ablations."""
 
@@ -20,6 +17,8 @@ NOTES = """\
 G multiply-adds are those of one image, without the inverses of the landmark matrices, as the
 paper counts, and with them. `auto` inverts by a Cholesky factorisation; the 20 Newton steps of
 `damped` and `backtrack`, with which the released weights were trained, cost eighty times as much.
+
+weights: what follows the model's name for a trained one, as in softpp_nano.cifar10.
 
 small, medium, large: the journal's table with softmax-free attention in stage 4 and a stem of
   width 32 fits the paper's figures best; its "64/128/256/512-d" beside the convolutions does not.
@@ -36,24 +35,35 @@ SOFT and SOFT++ differ in nothing that is counted here but the inverse of the fu
 def models(out: Path | None = None) -> Row:
     """List every backbone: parameters and multiply-adds, beside the paper's figures.
 
-    Prints a table and, with --out, writes it as JSON, CSV and Markdown.
+    Prints the table that comes with this package. With --out, counts again, which takes minutes,
+    and writes JSON, CSV and Markdown.
 
     Args:
         out: Folder for models.json, models.csv and models.md; printed only if not given.
     """
-    rows = [
-        _row(name, arguments, paper)
-        for name, arguments, paper in tqdm(_variants(), desc="models", unit="model", leave=False)
-    ]
-    content = result(command_line(), rows)
     if out is not None:
-        return publish(out / "models", content, page)
+        return publish(out / "models", counted(), page)
+    content = read(next(filter(Path.is_file, COUNTED)))
     print(page(content).printed())
     return content
 
 
+def counted() -> Row:
+    """Builds every variant and counts its parameters and multiply-adds."""
+    from tqdm import tqdm
+
+    from ...environment import command_line
+
+    variants = tqdm(_variants(), desc="models", unit="model", leave=False)
+    return result(command_line(), [_row(*variant) for variant in variants])
+
+
 def _variants() -> list[tuple[str, dict[str, Any], Row]]:
     """Names and arguments, with the paper's row where there is one."""
+    import timm
+
+    from ...models import variants as variants  # registers ours
+
     ours = [
         name
         for name in timm.list_models("soft*")
@@ -78,6 +88,11 @@ def _order(name: str) -> tuple[bool, int, str]:
 
 
 def _row(name: str, arguments: dict[str, Any], paper: Row) -> Row:
+    import timm
+
+    from ...layers.attention import SoftmaxFreeAttention
+    from ...models.cost import cost
+
     model = timm.create_model(name, **arguments)
     found = cost(model, *model.default_cfg["input_size"])
     (inverse,) = {x.inverse for x in model.modules() if isinstance(x, SoftmaxFreeAttention)}
@@ -95,11 +110,14 @@ def _row(name: str, arguments: dict[str, Any], paper: Row) -> Row:
 
 
 def page(content: Row) -> Page:
-    header = ["model", "inverse", "params M", "paper", "G mult-adds", "with inverse", "paper"]
+    header = [
+        "model", "inverse", "weights", "params M", "paper", "G mult-adds", "+ inverse", "paper"
+    ]  # fmt: skip
     lines = [
         [
-            ", ".join([row["model"], *(f"{k}={v}" for k, v in row["arguments"].items())]),
+            " ".join([row["model"], *(f"{k}={v}" for k, v in row["arguments"].items())]),
             row["inverse"],
+            "" if row["arguments"] else ", ".join(_tags(row["model"])),
             number(row["parameters"], 2, 1e6),
             _as_printed(row["paper_parameters_m"]),
             number(row["multiply_adds"] - row["inverse_multiply_adds"], 3, 1e9),
@@ -108,7 +126,13 @@ def page(content: Row) -> Page:
         ]
         for row in content["rows"]
     ]
-    return Page("Models", [Table(header, lines, 2), NOTES])
+    return Page("Models", [Table(header, lines, 3), NOTES])
+
+
+def _tags(name: str) -> list[str]:
+    """The trained weights of a model that are in this installation, such as cifar10."""
+    files = (PACKAGE / "weights").glob(f"{name}.*.safetensors")
+    return sorted(path.name.split(".")[1] for path in files)
 
 
 def _as_printed(value: float | None) -> str:

@@ -28,6 +28,8 @@ def reproduce(arguments: list[str]) -> None:
     shown = "; ".join(f"{name}: {title.lower()}" for name, title in known.items())
     parser = ArgumentParser(
         prog="softmaxfree reproduce",
+        exit_on_error=False,
+        allow_abbrev=False,
         description="Test claims of the paper on CIFAR-10, in runs of 5 minutes on one core each. "
         "The command resumes where it was stopped, and experiments share runs. It writes tables, "
         "pictures, and verdicts with the smallest difference that the runs could have shown. "
