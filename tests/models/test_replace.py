@@ -15,6 +15,7 @@ from softmaxfree import MultiHeadAttention, register_attention, replace_attentio
 from softmaxfree.lab.bench.contestants import layer_names
 from softmaxfree.layers.registry import ATTENTIONS
 from softmaxfree.models.options import window_ratio
+from softmaxfree.models.projections import rename_projections
 
 from ..helpers import relative_error
 
@@ -390,6 +391,23 @@ def test_state_dicts_round_trip(kind: str) -> None:
     assert torch.equal(twin(x), model(x))
     others = ("qkv", "relative", "cpb", "logit_scale", "q_bias")
     assert not any(other in name for name in model.state_dict() for other in others)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_weights_find_their_places_in_models_with_another_attention(kind: str) -> None:
+    model, x = MODELS[kind](), images(1, 3, SIDES[kind], SIDES[kind])
+    saved, own = model.state_dict(), model(x)
+    replaced = timm_twin(kind)
+    replace_attention(replaced, "softmax", measure=False)
+    replaced.load_state_dict(rename_projections(saved, replaced), strict=False)
+    replace_attention(model, "softmax", measure=False)
+    assert relative_error(replaced(x), model(x)) < 1e-5
+    back = MODELS[kind]()  # with the same weights beside the projections
+    for name, parameter in back.named_parameters():
+        if ".attn.qkv" in name or ".attn.proj" in name or name.endswith(("q_bias", "v_bias")):
+            nn.init.zeros_(parameter)
+    back.load_state_dict(rename_projections(replaced.state_dict(), back), strict=False)
+    assert relative_error(back(x), own) < 1e-5
 
 
 def timm_twin(kind: str) -> nn.Module:

@@ -40,7 +40,6 @@ from .replaced_modules import (
     TiedProjection,
     TokenAttention,
     image_grid,
-    keep_padding,
     remove_grid,
 )
 from .replacement_report import Replacement, measure_model
@@ -86,7 +85,9 @@ def replace_attention(
 
     In torch's modules, key padding masks and cross-attention work as before, `attn_mask` and
     `is_causal` are refused, weights (`need_weights`) are None, and an encoder's fast path is not
-    taken. The self-attention of `nn.TransformerDecoderLayer` is causal and stays as it is.
+    taken. For cross-attention pass `tie_qk=False`, which keeps the projection of keys. Landmarks
+    are made of all queries, so that each result depends on the other queries: both attentions of
+    `nn.TransformerDecoderLayer`, which is causal, stay as they are.
 
     Args:
         model: Such a model of timm, or what `features_only=True` makes of one; or a module that
@@ -122,7 +123,6 @@ def replace_attention(
         _commit(core, change)
     if name == ORIGINAL:
         remove_grid(core)
-    keep_padding(core)
     return Replacement(
         name,
         len(changes),
@@ -202,8 +202,7 @@ def _torch_attentions(model: nn.Module) -> Iterator[tuple[nn.Module, str, bool]]
     for holder in model.modules():
         for name, child in holder.named_children():
             if type(child) in (nn.MultiheadAttention, SequenceAttention):
-                causal = isinstance(holder, nn.TransformerDecoderLayer) and name == "self_attn"
-                yield holder, name, causal
+                yield holder, name, isinstance(holder, nn.TransformerDecoderLayer)
 
 
 def _left(core: nn.Module) -> tuple[str, ...]:
@@ -262,8 +261,8 @@ def _places(core: Any) -> list[_Place]:
     ]
     if not places:
         raise UserError(
-            "the only attentions here are the self-attentions of nn.TransformerDecoderLayer, which "
-            "are causal; landmarks are made of all tokens and would leak the future: keep softmax"
+            "the only attentions here are those of nn.TransformerDecoderLayer, which is causal; "
+            "landmarks are made of all queries and would leak the future: keep softmax there"
         )
     if len({place.attention for place in places}) < len(places):
         raise UserError("modules share an nn.MultiheadAttention; give each a copy of its own")
@@ -352,8 +351,6 @@ def _built(name: str, place: _Place, options: dict[str, Any]) -> _Change:
         )
     if place.tied:
         defaults["tie_qk"] = True
-    if isinstance(place.holder, nn.TransformerDecoderLayer):
-        defaults["tie_qk"] = False  # keys are of another sequence than queries
     layer = build_attention(
         name,
         had.q.in_features,

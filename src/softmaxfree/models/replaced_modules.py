@@ -181,11 +181,24 @@ def _refuse_masks(attn_mask: Tensor | None, is_causal: bool) -> None:
         )
 
 
+class _Unfused:
+    """In place of a weight: torch's encoders take no fast path, which computes softmax, with it."""
+
+    @classmethod
+    def __torch_function__(cls, *_: Any) -> Any:
+        return NotImplemented
+
+
 class SequenceAttention(Replaced):
     """A replaced `nn.MultiheadAttention`, called as the original; its weights are None."""
 
-    in_proj_weight = in_proj_bias = None
-    """None, which keeps `nn.TransformerEncoderLayer` from computing softmax by its fast path."""
+    # What nn.TransformerEncoder and its layers look at before they choose a path.
+    in_proj_weight, in_proj_bias = _Unfused(), None
+
+    @property
+    def out_proj(self) -> nn.Module:
+        """The projection of results."""
+        return self.layer.proj
 
     @property
     def batch_first(self) -> bool:
@@ -210,7 +223,7 @@ class SequenceAttention(Replaced):
             key, value: One tensor of the same layout.
             key_padding_mask: (B, L) or (L,), as of torch: True, or -inf, for the keys to drop.
             need_weights, average_attn_weights: Weights are not computed: they would be of
-                quadratic size. `softmaxfree.attention_rows` gives single rows of them.
+                quadratic size. `softmaxfree.recorded_attention` gives single rows of them.
             attn_mask, is_causal: Refused.
 
         Returns:
@@ -225,7 +238,7 @@ class SequenceAttention(Replaced):
         if query.is_nested:
             raise UserError(
                 "an attention that was replaced takes no nested tensors; pass padded ones with a "
-                "key_padding_mask, and build the TransformerEncoder with enable_nested_tensor=False"
+                "key_padding_mask, and replace the attention in all layers of a TransformerEncoder"
             )
         x = self._batch_first(query)
         context = None if key is query else self._batch_first(key)
@@ -254,19 +267,6 @@ def _kept(padding: Tensor | None) -> Tensor | None:
                 "pass key_padding_mask != 0 if they mark the keys to drop"
             )
     return kept.unsqueeze(0) if kept.ndim == 1 else kept
-
-
-def keep_padding(model: nn.Module) -> None:
-    """Keeps torch's encoders from packing padded batches for softmax where it was replaced."""
-    for encoder in model.modules():
-        if not isinstance(encoder, nn.TransformerEncoder):
-            continue
-        own = vars(encoder)
-        if any(isinstance(module, SequenceAttention) for module in encoder.modules()):
-            own.setdefault("used_nested_tensor", encoder.use_nested_tensor)
-            encoder.use_nested_tensor = False
-        elif "used_nested_tensor" in own:
-            encoder.use_nested_tensor = own.pop("used_nested_tensor")
 
 
 class MapAttention(Replaced):
