@@ -15,6 +15,7 @@ from softmaxfree import MultiHeadAttention, register_attention, replace_attentio
 from softmaxfree.lab.bench.contestants import layer_names
 from softmaxfree.layers.registry import ATTENTIONS
 from softmaxfree.models.options import window_ratio
+from softmaxfree.models.projections import rename_projections
 
 from ..helpers import relative_error
 
@@ -45,8 +46,46 @@ def swin(**arguments: object) -> nn.Module:
     return timm.create_model("swin_tiny_patch4_window7_224", **(small | arguments)).eval()
 
 
-MODELS: dict[str, Callable[..., nn.Module]] = {"vit": vit, "deit": deit, "swin": swin}
-SIDES = {"vit": 64, "deit": 64, "swin": 56}
+def beit(**arguments: object) -> nn.Module:
+    """With a bias of relative positions in each layer, and no bias of keys."""
+    return moved(vit("beit_base_patch16_224", **arguments))
+
+
+def eva(**arguments: object) -> nn.Module:
+    """With rotary positions, and no bias of keys."""
+    return moved(vit("eva02_tiny_patch14_224", **({"patch_size": 16} | arguments)))
+
+
+def swinv2(**arguments: object) -> nn.Module:
+    """Three blocks on maps of 16 x 16 and 8 x 8, the second one with shifted windows."""
+    torch.manual_seed(0)
+    small = {
+        "img_size": 64, "embed_dim": 24, "depths": (2, 1), "num_heads": (2, 4), "num_classes": 5,
+    }  # fmt: skip
+    return moved(timm.create_model("swinv2_tiny_window8_256", **(small | arguments)).eval())
+
+
+def moved(model: nn.Module) -> nn.Module:
+    """No weight stays at the 0 or 1 that it starts from."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return model
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "vit": vit, "deit": deit, "swin": swin, "beit": beit, "eva": eva, "swinv2": swinv2
+}  # fmt: skip
+SIDES = {kind: 56 if kind == "swin" else 64 for kind in MODELS}
+DEPTHS = {kind: 3 if "swin" in kind else 2 for kind in MODELS}
+TIED = ("vit", "deit", "swin")
+DROPPED = {
+    "swin": ("relative_position_bias_table",),
+    "beit": ("relative_position_bias_table",),
+    "swinv2": (
+        "logit_scale (of cosine similarities)", "cpb_mlp (bias of relative positions)"
+    ),
+}  # fmt: skip
 
 
 def layers(model: nn.Module) -> list[MultiHeadAttention]:
@@ -62,9 +101,12 @@ def same_weights(first: nn.Module, second: nn.Module) -> bool:
     return list(a) == list(b) and all(torch.equal(a[name], b[name]) for name in a)
 
 
-@pytest.mark.parametrize("kind", ["vit", "deit"])
+@pytest.mark.parametrize("kind", ["vit", "deit", "beit", "eva"])
 def test_softmax_for_softmax_changes_nothing(kind: str) -> None:
     model, x = MODELS[kind](), images(2, 3, 64, 64)
+    if kind == "beit":
+        for block in model.blocks:  # what cannot be kept
+            block.attn.relative_position_bias_table = None
     expected = model(x)
     report = replace_attention(model, "softmax", measure=False)
     assert (report.layers, report.new, report.dropped) == (2, (), ())
@@ -72,12 +114,15 @@ def test_softmax_for_softmax_changes_nothing(kind: str) -> None:
     assert relative_error(model(x), expected) < 1e-5
 
 
-@pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(kind, name) for kind in TIED for name in NAMES]
+    + [(kind, name) for kind in ("beit", "eva", "swinv2") for name in ("softpp", "performer")],
+)
 def test_every_attention_trains_in_every_model(kind: str, name: str) -> None:
     model, side = MODELS[kind]().train(), SIDES[kind]
     report = replace_attention(model, name, measure=False)
-    assert report.layers == len(layers(model)) == (3 if kind == "swin" else 2)
+    assert report.layers == len(layers(model)) == DEPTHS[kind]
     logits = model(images(2, 3, side, side))
     assert logits.shape == (2, 5)
     logits.square().sum().backward()
@@ -98,7 +143,7 @@ def test_there_and_back_is_where_it_was(kind: str, names: list[str]) -> None:
     for name in names:
         replace_attention(model, name, measure=False)
     report = replace_attention(model, "original", measure=False)
-    assert report.layers == (3 if kind == "swin" else 2)
+    assert report.layers == DEPTHS[kind]
     assert set(report.kept) >= {"q", "k", "v", "proj"}
     assert not report.new
     assert same_weights(model, before)
@@ -116,7 +161,7 @@ def test_weights_are_kept_through_several_attentions(kind: str) -> None:
     report = replace_attention(model, "softpp", measure=False)
     assert report.kept == ("q", "v", "proj")
     assert report.new == ("sampler.weight", "landmark_norm.0.weight", "landmark_norm.0.bias")
-    position = ("relative_position_bias_table",) * (kind == "swin")
+    position = DROPPED.get(kind, ())
     assert report.dropped == ("k", *position)
     with torch.no_grad():  # as training does
         for layer in layers(model):
@@ -137,7 +182,9 @@ def test_weights_are_kept_through_several_attentions(kind: str) -> None:
         assert torch.equal(v, old_v + 1)
         assert torch.equal(holder.attn.proj.weight, old.proj.weight)
         assert torch.equal(holder.attn.proj.bias, old.proj.bias + 1)
-        assert torch.equal(holder.attn.qkv.bias, old.qkv.bias)
+        for name, parameter in old.named_parameters():
+            if name not in ("qkv.weight", "proj.weight", "proj.bias"):
+                assert torch.equal(holder.attn.get_parameter(name), parameter)
 
 
 @pytest.mark.parametrize("part", ["weight", "bias"])
@@ -320,16 +367,16 @@ def test_features_of_a_swin_in_channels_first() -> None:
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("copy", [deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 def test_copies_live_on_their_own(kind: str, copy: Callable[[nn.Module], nn.Module]) -> None:
-    arguments = {} if kind == "swin" else {"dynamic_img_size": True}
+    arguments = {"dynamic_img_size": True} if kind in ("vit", "deit", "eva") else {}
     model, x = MODELS[kind](**arguments), images(1, 3, SIDES[kind], SIDES[kind])
     replace_attention(model, "softpp", measure=False)
     twin = copy(model)
-    if kind != "swin":
+    if arguments:
         model(images(1, 3, 32, 128))  # its grid is not the copy's
     assert torch.equal(twin(x), model(x))
     replace_attention(twin, "original", measure=False)
     assert len(layers(twin)) == 0
-    assert len(layers(model)) == (3 if kind == "swin" else 2)
+    assert len(layers(model)) == DEPTHS[kind]
     assert model(x).shape == twin(x).shape
 
 
@@ -342,7 +389,25 @@ def test_state_dicts_round_trip(kind: str) -> None:
     replace_attention(twin, "softpp", value_conv=3, measure=False)
     twin.load_state_dict(model.state_dict())
     assert torch.equal(twin(x), model(x))
-    assert not any("qkv" in name or "relative" in name for name in model.state_dict())
+    others = ("qkv", "relative", "cpb", "logit_scale", "q_bias")
+    assert not any(other in name for name in model.state_dict() for other in others)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_weights_find_their_places_in_models_with_another_attention(kind: str) -> None:
+    model, x = MODELS[kind](), images(1, 3, SIDES[kind], SIDES[kind])
+    saved, own = model.state_dict(), model(x)
+    replaced = timm_twin(kind)
+    replace_attention(replaced, "softmax", measure=False)
+    replaced.load_state_dict(rename_projections(saved, replaced), strict=False)
+    replace_attention(model, "softmax", measure=False)
+    assert relative_error(replaced(x), model(x)) < 1e-5
+    back = MODELS[kind]()  # with the same weights beside the projections
+    for name, parameter in back.named_parameters():
+        if ".attn.qkv" in name or ".attn.proj" in name or name.endswith(("q_bias", "v_bias")):
+            nn.init.zeros_(parameter)
+    back.load_state_dict(rename_projections(replaced.state_dict(), back), strict=False)
+    assert relative_error(back(x), own) < 1e-5
 
 
 def timm_twin(kind: str) -> nn.Module:
@@ -522,14 +587,87 @@ def test_an_attention_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert model(images(2, 3, 64, 64)).shape == (2, 5)
 
 
-@pytest.mark.parametrize(
-    "name", ["convnext_atto", "beit_base_patch16_224", "swinv2_tiny_window8_256", "softpp_nano"]
-)
+@pytest.mark.parametrize("name", ["convnext_atto", "softpp_nano"])
 @pytest.mark.parametrize("function", [lambda m: replace_attention(m, "softpp"), tie_qk])
 def test_other_models_are_refused(name: str, function: Callable[[nn.Module], object]) -> None:
     model = timm.create_model(name, device="meta")
-    with pytest.raises(ValueError, match=r"is for timm's VisionTransformer .* got "):
+    with pytest.raises(ValueError, match=r"is for timm's ViT, .* nn.MultiheadAttention, got "):
         function(model)
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "reason"),
+    [
+        (lambda: beit(use_shared_rel_pos_bias=True), "softpp", "use_shared_rel_pos_bias=False"),
+        (lambda: eva(scale_attn_inner=True), "softpp", "without .* scale_attn_inner"),
+        (lambda: eva(patch_drop_rate=0.5), "softpp", "build it with patch_drop_rate=0"),
+        (
+            lambda: eva(attn_type="rope", qkv_fused=False, num_heads=4, num_kv_heads=2),
+            "softpp", "width of the tokens, 48, got 24 .* as many heads of keys",
+        ),
+        (eva, "spatial_reduction", "keys on a smaller grid than queries"),
+    ],
+    ids=["shared bias", "inner norm", "patches dropped", "fewer keys", "reduced keys"],
+)  # fmt: skip
+def test_what_beit_and_eva_cannot_hold(
+    model: Callable[[], nn.Module], name: str, reason: str
+) -> None:
+    refused = model()
+    before = deepcopy(refused)
+    with pytest.raises(ValueError, match=reason):
+        replace_attention(refused, name)
+    assert same_weights(refused, before)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("kind", ["eva", "rope"])
+def test_kinds_of_eva(kind: str, fused: bool) -> None:
+    """Projections in one or three layers; a half of each head turned, or pairs of channels."""
+    model = eva(attn_type=kind, qkv_fused=fused, rope_rotate_half=fused, num_reg_tokens=2)
+    x, before = images(2, 3, 64, 64), deepcopy(model)
+    expected = model(x)
+    replace_attention(model, "softmax", measure=False)
+    assert relative_error(model(x), expected) < 1e-5
+    replace_attention(model, "softpp", measure=False)
+    assert relative_error(model(x), expected) > 1e-3
+    replace_attention(model, "original", measure=False)
+    assert same_weights(model, before)
+    assert torch.equal(model(x), expected)
+
+
+def test_a_replaced_eva_still_tells_positions_apart() -> None:
+    """Without rotary positions the result would only follow the tokens when they are moved."""
+    model, x = eva(use_abs_pos_emb=False), images(1, 3, 64, 64)
+    replace_attention(model, "gaussian", measure=False)
+    moved_image = x.roll(16, -1)
+    pooled = model.forward_features(x).mean(1), model.forward_features(moved_image).mean(1)
+    assert relative_error(*pooled) > 1e-4
+    model.rope = None
+    pooled = model.forward_features(x).mean(1), model.forward_features(moved_image).mean(1)
+    assert relative_error(*pooled) < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["beit", "eva", "swinv2"])
+def test_results_do_not_depend_on_batch_mates(kind: str) -> None:
+    model, x = MODELS[kind](), images(3, 3, 64, 64)
+    replace_attention(model, "softpp", measure=False)
+    alone = model(x[:1])
+    x[1:] = 1e3  # other images
+    assert relative_error(model(x)[:1], alone) < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["beit", "eva", "swinv2"])
+def test_keys_without_a_bias_stay_without(kind: str) -> None:
+    model = MODELS[kind]()
+    replace_attention(model, "softpp", measure=False)
+    with torch.no_grad():
+        for layer in layers(model):
+            layer.q.weight += 1  # as training does: keys are now a copy
+    replace_attention(model, "softmax", measure=False)
+    assert all(layer.k.bias is None for layer in layers(model))
+    expected = MODELS[kind]()
+    replace_attention(model, "original", measure=False)
+    assert list(model.state_dict()) == list(expected.state_dict())
 
 
 @pytest.mark.parametrize(
@@ -598,7 +736,7 @@ def test_masks_are_refused() -> None:
         model.forward_features(x, is_causal=True)
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", TIED)
 def test_tied_queries_are_keys(kind: str) -> None:
     model, x = MODELS[kind](), images(2, 3, SIDES[kind], SIDES[kind])
     attentions = [module.attn for module in model.modules() if hasattr(module, "attn")]
@@ -619,7 +757,7 @@ def test_tied_queries_are_keys(kind: str) -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", TIED)
 def test_tied_models_as_if_keys_were_copies(kind: str) -> None:
     model, x = MODELS[kind](), images(2, 3, SIDES[kind], SIDES[kind])
     copied = deepcopy(model)
@@ -667,3 +805,5 @@ def test_what_cannot_be_tied() -> None:
     replace_attention(model, "softpp", measure=False)
     with pytest.raises(ValueError, match="pass tie_qk=True to replace_attention"):
         tie_qk(model)
+    with pytest.raises(ValueError, match="tie_qk is for timm's ViT, DeiT and Swin; in this model"):
+        tie_qk(beit())

@@ -231,7 +231,7 @@ def test_another_attention_in_timms_own_backbones(backbone: str) -> None:
     count, fewer = (sum(p.numel() for p in net.parameters()) for net in (plain, tied))
     assert fewer < count
     assert any(isinstance(module, SoftmaxFreeAttention) for module in replaced.modules())
-    with pytest.raises(ValueError, match="is for timm's VisionTransformer"):
+    with pytest.raises(ValueError, match="is for timm's ViT, DeiT"):
         build_model(BackboneConfig("resnet10t", attention="softpp"), 5)
 
 

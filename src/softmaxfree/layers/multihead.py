@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -110,6 +111,7 @@ class MultiHeadAttention(nn.Module, ABC):
         context: Tensor | None = None,
         context_size: Size | None = None,
         mask: Tensor | None = None,
+        rotate: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
         """Attends from x to x, or to the context.
 
@@ -121,6 +123,8 @@ class MultiHeadAttention(nn.Module, ABC):
             context_size: The context's grid.
             mask: (B, N), or (B, L) with a context: True for the keys to keep. What a dropped
                 key holds has no effect, even NaN.
+            rotate: Applied to queries and keys (B, heads, N, d), as rotary positions are; for
+                attention from x to x.
 
         Returns:
             (B, N, dim).
@@ -150,6 +154,8 @@ class MultiHeadAttention(nn.Module, ABC):
             k = self._heads(self.k(reduced))
         else:
             k = q if reduced is x else self._heads(self.q(reduced))
+        if rotate is not None:
+            q, k = (rotate(q),) * 2 if k is q else (rotate(q), rotate(k))
         values = self.v(reduced)
         query_mask = mask if context is None else None
         layout = Layout(size, reduced_size, reduced_mask, query_mask)

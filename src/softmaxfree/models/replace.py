@@ -1,6 +1,6 @@
-"""Another attention in timm's ViT, DeiT and Swin: put in, and taken out again."""
+"""Another attention in models of timm and torch: put in, and taken out again."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from timm.models import FeatureDictNet, FeatureHookNet
 from timm.models._features import FeatureGetterNet
-from timm.models.swin_transformer import (
-    SwinTransformer,
-    SwinTransformerBlock,
-    SwinTransformerStage,
-    WindowAttention,
-)
+from timm.models.beit import Beit
+from timm.models.eva import Eva
+from timm.models.swin_transformer import SwinTransformer, SwinTransformerStage, WindowAttention
+from timm.models.swin_transformer_v2 import SwinTransformerV2, SwinTransformerV2Stage
+from timm.models.swin_transformer_v2 import WindowAttention as WindowAttentionV2
 from timm.models.vision_transformer import Attention, VisionTransformer
 from torch import nn
 
@@ -25,55 +24,77 @@ from ..ops.tracing import ceil_div
 from .options import check_own_options, window_ratio
 from .projections import (
     PROJECTIONS,
-    check_projections,
-    join_projections,
+    empty_projections,
+    fill_projections,
+    keys_like,
     projections_of,
-    split_projections,
+    stored_names,
 )
 from .replaced_modules import (
+    TOKEN_ATTENTIONS,
+    WHOLE_MAP,
     Keys,
     MapAttention,
     Replaced,
+    SequenceAttention,
     TiedProjection,
     TokenAttention,
-    WholeMapBlock,
     image_grid,
     remove_grid,
 )
 from .replacement_report import Replacement, measure_model
 
 ORIGINAL = "original"
-"""The name of timm's own attention."""
+"""The name of a model's own attention."""
 
 _COPIED = "k (a copy of q)"
-_EXTRAS = {"q_norm": "qk_norm", "k_norm": "qk_norm", "norm": "scale_attn_norm", "gate": "gated"}
-"""Parts that timm's attention may have, and the arguments that ask for them."""
+_EXTRAS = {
+    "q_norm": "qk_norm",
+    "k_norm": "qk_norm",
+    "norm": "scale_attn_norm (of EVA: scale_attn_inner)",
+    "gate": "gated",
+    "bias_k": "add_bias_kv",
+}
+"""Parts that an attention may have, and the arguments that ask for them."""
+_MEANINGS = {"cpb_mlp": "bias of relative positions", "logit_scale": "of cosine similarities"}
+"""Parts of Swin V2's attention whose names do not say what they are."""
+_SWIN_STAGES = (SwinTransformerStage, SwinTransformerV2Stage)
 
 
 def replace_attention(
     model: nn.Module, name: str, *, measure: bool = True, **options: Any
 ) -> Replacement:
-    """Replaces the attention of a timm ViT, DeiT or Swin in place, or puts the original back.
+    """Replaces the attention of a model in place, or puts the original back.
 
         report = replace_attention(model, "softpp", num_landmarks=49)
         print(report)
         replace_attention(model, "original")  # the model as it came
 
+    It takes timm's ViT, DeiT, BEiT, EVA, Swin and Swin V2, and any module that holds
+    `nn.MultiheadAttention`, such as `nn.TransformerEncoder`, as attention over sequences.
+
     The projections of queries, keys, values and results are kept; other weights of the new
     attention are drawn at random and have to be trained. In a Swin the new attention sees the whole
-    map, without windows and shifts. Build optimisers anew: they hold the old parameters.
+    map, without windows and shifts. EVA's rotary positions are kept. Build optimisers anew: they
+    hold the old parameters.
 
     Weights that the new attention cannot hold are set aside for the way back: the projection of
-    keys, if it is tied to that of queries, and a Swin's bias of relative positions. They are not in
-    the model's `state_dict`. If the queries have changed since, the keys come back as a copy of
-    them; the bias comes back unchanged.
+    keys, if it is tied to that of queries, and biases of relative positions. They are not in the
+    model's `state_dict`. If the queries have changed since, the keys come back as a copy of them;
+    the bias comes back unchanged.
+
+    In torch's modules, key padding masks and cross-attention work as before, `attn_mask` and
+    `is_causal` are refused, weights (`need_weights`) are None, and an encoder's fast path is not
+    taken. For cross-attention pass `tie_qk=False`, which keeps the projection of keys. Landmarks
+    are made of all queries, so that each result depends on the other queries: both attentions of
+    `nn.TransformerDecoderLayer`, which is causal, stay as they are.
 
     Args:
-        model: A `VisionTransformer` (also distilled) or `SwinTransformer` of timm, or what
-            `features_only=True` makes of one.
-        name: A name of `softmaxfree.layers.registry`, or `original` for timm's own attention.
-        measure: Measure multiply-adds and memory before and after, which takes some forward passes
-            of the model at its own input size.
+        model: Such a model of timm, or what `features_only=True` makes of one; or a module that
+            holds torch's attentions.
+        name: A name of `softmaxfree.layers.registry`, or `original` for the model's own attention.
+        measure: Measure multiply-adds and memory of a model of images before and after, which
+            takes some forward passes of the model at its own input size.
         options: Options of the attention, such as `num_landmarks`, `ratio` or `value_conv`. An
             attention with landmarks has 49 if neither of the first two is given.
     """
@@ -91,6 +112,11 @@ def replace_attention(
             raise UserError(
                 "a model that drops patches has no grid of tokens; build it with patch_drop_rate=0"
             )
+        if getattr(core, "rel_pos_bias", None) is not None:
+            raise UserError(
+                "the layers of this model share a bias of relative positions, which has no place "
+                "in another attention; build it with use_shared_rel_pos_bias=False"
+            )
         changes = [_built(name, place, options) for place in places]
     before = measure_model(model, core, measure)
     for change in changes:
@@ -105,6 +131,7 @@ def replace_attention(
         _union(change.kept for change in changes),
         _union(change.new for change in changes),
         _union(change.dropped for change in changes),
+        _left(core),
     )
 
 
@@ -124,14 +151,16 @@ def tie_qk(model: nn.Module) -> nn.Module:
                 "tie_qk is for timm's own attention, and this model's is replaced; pass "
                 "tie_qk=True to replace_attention, or put the original back first"
             )
+        if not isinstance(place.attention, Attention | WindowAttention):
+            raise UserError(
+                "tie_qk is for timm's ViT, DeiT and Swin; in this model replace the attention: "
+                "replace_attention(model, 'softmax', tie_qk=True)"
+            )
         if isinstance(place.attention.qkv, TiedProjection):
             raise UserError("queries and keys of this model are tied already; leave tie_qk out")
         _refuse_extras(place.attention, ("q_norm", "k_norm"))
-        check_projections(place.attention)
-    for place in places:
-        qkv = place.attention.qkv
-        q, _, v = split_projections(qkv)
-        place.attention.qkv = TiedProjection(q, v).train(qkv.training)
+    for place, had in [(place, projections_of(place.attention)) for place in places]:
+        place.attention.qkv = TiedProjection(had.q, had.v).train(place.attention.training)
     return model
 
 
@@ -141,29 +170,48 @@ def replaceable(model: nn.Module) -> bool:
 
 
 def _core(model: nn.Module) -> Any:
-    """The ViT, the Swin, or the parts of a Swin that features are taken from; None without one."""
+    """timm's model, the parts of a Swin that features are taken from, or a module with torch's
+    attentions; None without one."""
     core: Any = model
     if isinstance(model, FeatureGetterNet):
         core = model.model
     elif isinstance(model, FeatureHookNet) and "body" in model:
         core = model["body"]
-    if isinstance(core, VisionTransformer | SwinTransformer):
+    if isinstance(core, VisionTransformer | Beit | Eva | SwinTransformer | SwinTransformerV2):
         return core
     if isinstance(core, FeatureDictNet | FeatureHookNet) and any(
-        isinstance(part, SwinTransformerStage) for part in core.children()
+        isinstance(part, _SWIN_STAGES) for part in core.children()
     ):
         return core
-    return None
+    return model if any(_torch_attentions(model)) else None
 
 
 def _backbone(model: nn.Module, caller: str) -> Any:
     core = _core(model)
     if core is None:
         raise UserError(
-            f"{caller} is for timm's VisionTransformer (ViT, DeiT) and SwinTransformer, got "
-            f"{type(model).__name__}; pass such a model, without other modules around it"
+            f"{caller} is for timm's ViT, DeiT, BEiT, EVA, Swin and Swin V2, without other modules "
+            f"around them, and for modules that hold nn.MultiheadAttention, got "
+            f"{type(model).__name__}; pass such a model"
         )
     return core
+
+
+def _torch_attentions(model: nn.Module) -> Iterator[tuple[nn.Module, str, bool]]:
+    """Attentions of torch: the module that holds one, under which name, and whether it stays."""
+    for holder in model.modules():
+        for name, child in holder.named_children():
+            if type(child) in (nn.MultiheadAttention, SequenceAttention):
+                yield holder, name, isinstance(holder, nn.TransformerDecoderLayer)
+
+
+def _left(core: nn.Module) -> tuple[str, ...]:
+    """Attentions that are never replaced."""
+    return _union(
+        [f"{name} of {type(holder).__name__} (causal)"]
+        for holder, name, causal in _torch_attentions(core)
+        if causal
+    )
 
 
 @dataclass(frozen=True)
@@ -171,14 +219,22 @@ class _Place:
     """Where in the model an attention is."""
 
     holder: Any
-    """The module that has it as `attn`: a block, or a branch of a block with several."""
-    grid: tuple[int, int]
-    """Grid of the tokens, at the model's own input size."""
-    prefix: int
+    """The module that has it: a block, or a branch of a block with several."""
+    grid: tuple[int, int] | None
+    """Grid of the tokens, at the model's own input size; None for sequences of any length."""
+    prefix: int = 0
+    name: str = "attn"
+    rotary: bool = False
+    """Whether queries and keys are turned by their positions."""
 
     @property
     def attention(self) -> Any:
-        return self.holder.attn
+        return getattr(self.holder, self.name)
+
+    @property
+    def original(self) -> Any:
+        """timm's or torch's own attention."""
+        return self.attention.original if self.replaced else self.attention
 
     @property
     def replaced(self) -> bool:
@@ -186,48 +242,78 @@ class _Place:
 
     @property
     def tied(self) -> bool:
-        """Whether timm's own attention has one projection for queries and keys."""
+        """Whether the model's own attention has one projection for queries and keys."""
         attention = self.attention
-        return attention.tied if self.replaced else isinstance(attention.qkv, TiedProjection)
+        if self.replaced:
+            return bool(attention.tied)
+        return isinstance(getattr(attention, "qkv", None), TiedProjection)
 
 
 def _places(core: Any) -> list[_Place]:
+    if isinstance(core, VisionTransformer | Beit | Eva):
+        return _token_places(core)
+    if isinstance(core, SwinTransformer | SwinTransformerV2 | FeatureDictNet | FeatureHookNet):
+        return _map_places(core)
+    places = [
+        _Place(holder, None, name=name)
+        for holder, name, causal in _torch_attentions(core)
+        if not causal
+    ]
+    if not places:
+        raise UserError(
+            "the only attentions here are those of nn.TransformerDecoderLayer, which is causal; "
+            "landmarks are made of all queries and would leak the future: keep softmax there"
+        )
+    if len({place.attention for place in places}) < len(places):
+        raise UserError("modules share an nn.MultiheadAttention; give each a copy of its own")
+    return places
+
+
+def _token_places(core: Any) -> list[_Place]:
+    places = []
+    for block in core.blocks:
+        holders = [block] if hasattr(block, "attn") else getattr(block, "attns", [])
+        if not holders or any(
+            type(holder.attn) not in (*TOKEN_ATTENTIONS, TokenAttention) for holder in holders
+        ):
+            raise UserError(
+                f"{type(block).__name__} has no attention of the usual kind (timm's "
+                "Attention); build the model with block_fn=Block and attn_layer=Attention"
+            )
+        rotary = getattr(core, "rope", None) is not None
+        grid = tuple(core.patch_embed.grid_size)
+        places += [
+            _Place(holder, grid, core.num_prefix_tokens, rotary=rotary) for holder in holders
+        ]
+    return places
+
+
+def _map_places(core: Any) -> list[_Place]:
     grid: tuple[int, int] = tuple(core.patch_embed.grid_size)
     places = []
-    if isinstance(core, VisionTransformer):
-        for block in core.blocks:
-            holders = [block] if hasattr(block, "attn") else getattr(block, "attns", [])
-            if not holders or any(
-                type(holder.attn) not in (Attention, TokenAttention) for holder in holders
-            ):
-                raise UserError(
-                    f"{type(block).__name__} has no attention of the usual kind (timm's "
-                    "Attention); build the model with block_fn=Block and attn_layer=Attention"
-                )
-            places += [_Place(holder, grid, core.num_prefix_tokens) for holder in holders]
-        return places
     for stage in core.modules():
-        if not isinstance(stage, SwinTransformerStage):
+        if not isinstance(stage, _SWIN_STAGES):
             continue
         if not isinstance(stage.downsample, nn.Identity):
             grid = (ceil_div(grid[0], 2), ceil_div(grid[1], 2))  # patches are merged after padding
         for block in stage.blocks:
-            if (type(block), type(block.attn)) not in (
-                (SwinTransformerBlock, WindowAttention),
-                (WholeMapBlock, MapAttention),
-            ):
+            own = type(block) in WHOLE_MAP and type(block.attn) in (
+                WindowAttention,
+                WindowAttentionV2,
+            )
+            if not own and type(block) not in WHOLE_MAP.values():
                 raise UserError(
                     f"a block of this Swin is {type(block).__name__} with "
                     f"{type(block.attn).__name__}, expected timm's SwinTransformerBlock with "
                     "WindowAttention; pass a model of these"
                 )
-            places.append(_Place(block, grid, 0))
+            places.append(_Place(block, grid))
     return places
 
 
 @dataclass(frozen=True)
 class _Change:
-    """A change to make at a place: another attention, or timm's own if `layer` is None."""
+    """A change to make at a place: another attention, or the original if `layer` is None."""
 
     place: _Place
     layer: MultiHeadAttention | None
@@ -250,24 +336,33 @@ def _chosen(name: str, options: dict[str, Any]) -> dict[str, Any]:
 
 def _built(name: str, place: _Place, options: dict[str, Any]) -> _Change:
     """Builds the attention of that name with the weights that it can take over."""
+    _refuse_extras(place.original, tuple(_EXTRAS))
     had = projections_of(place.attention)
     old = place.attention.layer if place.replaced else place.attention
-    if not place.replaced:
-        _refuse_extras(old, tuple(_EXTRAS))
-    defaults: dict[str, Any] = {}
-    if "num_landmarks" in options:
-        defaults["ratio"] = window_ratio(min(place.grid), options["num_landmarks"])
+    defaults: dict[str, Any] = {"ndim": 1}
+    if place.grid is not None:
+        defaults = {"max_size": place.grid, "prefix_tokens": place.prefix}
+        if "num_landmarks" in options:
+            defaults["ratio"] = window_ratio(min(place.grid), options["num_landmarks"])
+    elif "max_size" in attention_options(name):
+        raise UserError(
+            f"attention {name!r} is for sequences of one length, and this model has none of its "
+            "own; choose another attention"
+        )
     if place.tied:
         defaults["tie_qk"] = True
     layer = build_attention(
         name,
         had.q.in_features,
         old.num_heads,
-        max_size=place.grid,
-        prefix_tokens=place.prefix,
         qkv_bias=had.q.bias is not None,
         **(defaults | options),
     )
+    if place.rotary and type(layer).reduce is not MultiHeadAttention.reduce:
+        raise UserError(
+            f"attention {name!r} has keys on a smaller grid than queries, where this model's "
+            "rotary positions have no meaning; choose another attention"
+        )
     weight = had.q.weight
     layer.to(device=weight.device, dtype=weight.dtype).train(place.attention.training)
 
@@ -283,7 +378,7 @@ def _built(name: str, place: _Place, options: dict[str, Any]) -> _Change:
                 "MultiHeadAttention makes them"
             )
         kept[part] = part if given is not None else _COPIED
-        setattr(layer, part, deepcopy(had.q) if given is None else given)
+        setattr(layer, part, keys_like(had.q, place.original) if given is None else given)
     if type(old) is type(layer):
         kept |= _copy_same(old, layer)
     keys = None
@@ -316,43 +411,43 @@ def _copy_same(old: nn.Module, layer: nn.Module) -> dict[str, str]:
 
 
 def _restored(place: _Place) -> _Change:
-    """Plans to put timm's own attention back with the weights that it can take over."""
+    """Plans to put the original back with the weights that it can take over."""
     parts = _parts(place.attention.layer)
     kept = [part for part in parts if part in PROJECTIONS]
     if "k" not in parts and not place.tied:
         kept.append("k" if projections_of(place.attention).k is not None else _COPIED)
-    kept += [name for name, _ in place.attention.original.named_parameters()]
+    kept += _others(place.original)
     return _Change(place, None, None, kept, [], [part for part in parts if part not in kept])
 
 
 def _commit(core: Any, change: _Change) -> None:
     """Makes a change."""
-    holder, attention, layer = change.place.holder, change.place.attention, change.layer
+    place, layer = change.place, change.layer
+    holder, attention = place.holder, place.attention
     if layer is None:
-        holder.attn = _put_back(attention)
-        if isinstance(holder, WholeMapBlock):
-            holder.__class__ = SwinTransformerBlock
+        new = _put_back(attention)
+        if isinstance(attention, MapAttention):
+            holder.__class__ = type(holder).__base__
     elif isinstance(attention, Replaced):
         attention.layer, attention.keys = layer, change.keys
+        return
     else:
-        tied = isinstance(attention.qkv, TiedProjection)
-        # Not deleted: weights keep their order for when they are back.
-        attention.qkv, attention.proj = nn.Identity(), nn.Identity()
-        if isinstance(holder, SwinTransformerBlock):
-            holder.attn = MapAttention(layer, attention, tied, change.keys)
-            holder.__class__ = WholeMapBlock
+        given = (layer, attention, place.tied, change.keys)
+        empty_projections(attention)
+        if place.grid is None:
+            new = SequenceAttention(*given)
+        elif type(holder) in WHOLE_MAP:
+            new = MapAttention(*given)
+            holder.__class__ = WHOLE_MAP[type(holder)]
         else:
-            holder.attn = TokenAttention(layer, attention, tied, change.keys, image_grid(core))
+            new = TokenAttention(*given, image_grid(core))
+    setattr(holder, place.name, new)
 
 
 def _put_back(attention: Replaced) -> nn.Module:
-    """timm's own module, with the weights as they are now."""
+    """The original, with the weights as they are now."""
     had, original = projections_of(attention), attention.original
-    if had.k is None and attention.tied:
-        original.qkv = TiedProjection(had.q, had.v)
-    else:
-        original.qkv = join_projections(had.q, had.q if had.k is None else had.k, had.v)
-    original.proj = had.proj
+    fill_projections(original, had, attention.tied)
     weight = had.q.weight
     return original.to(device=weight.device, dtype=weight.dtype).train(attention.training)
 
@@ -364,6 +459,13 @@ def _refuse_extras(attention: Any, names: tuple[str, ...]) -> None:
                 f"the model's attention has {name}, which has no place in another; build the "
                 f"model without {_EXTRAS[name]}"
             )
+    if getattr(attention, "add_zero_attn", False) or not getattr(
+        attention, "_qkv_same_embed_dim", True
+    ):
+        raise UserError(
+            "an nn.MultiheadAttention with add_zero_attn, kdim or vdim has no place for another; "
+            "build it without them"
+        )
 
 
 def _parts(layer: MultiHeadAttention) -> list[str]:
@@ -376,15 +478,26 @@ def _parts(layer: MultiHeadAttention) -> list[str]:
 
 
 def _had_parts(place: _Place) -> list[str]:
-    """Names of the weights that the attention of a place has, as `_parts` gives them."""
+    """What the attention of a place has: weights, as `_parts` gives them, and what it does."""
     attention = place.attention
     if place.replaced:
         return _parts(attention.layer)
     names = [part for part in PROJECTIONS if part != "k" or not place.tied]
-    for name, _ in attention.named_parameters():
-        if name.split(".")[0] not in ("qkv", "proj"):
-            names.append(name)
-    return names + ["dropout of attention weights"] * (attention.attn_drop.p > 0)
+    names += _others(attention)
+    # torch's has a number, timm's a module.
+    if getattr(attention, "dropout", 0) or getattr(getattr(attention, "attn_drop", None), "p", 0):
+        names.append("dropout of attention weights")
+    return names + ["attention weights (need_weights)"] * (place.grid is None)
+
+
+def _others(attention: nn.Module) -> list[str]:
+    """Weights of timm's or torch's attention beside projections."""
+    projections = stored_names(attention)
+    firsts = [n.split(".")[0] for n, _ in attention.named_parameters() if n not in projections]
+    return [
+        f"{name} ({_MEANINGS[name]})" if name in _MEANINGS else name
+        for name in dict.fromkeys(firsts)
+    ]
 
 
 def _union(lists: Iterable[list[str]]) -> tuple[str, ...]:

@@ -1,16 +1,27 @@
-"""Modules that stand in a timm model once its attention is replaced, or its queries are keys."""
+"""Modules that stand in a model once its attention is replaced, or its queries are keys."""
 
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from timm.models.swin_transformer import SwinTransformerBlock
+from timm.layers import AttentionRope, apply_rot_embed_cat
+from timm.models.beit import Attention as BeitAttention
+from timm.models.eva import EvaAttention
+from timm.models.swin_transformer import SwinTransformerBlock, WindowAttention
+from timm.models.swin_transformer_v2 import SwinTransformerV2Block
+from timm.models.swin_transformer_v2 import WindowAttention as WindowAttentionV2
+from timm.models.vision_transformer import Attention
 from torch import Tensor, nn
 
 from ..errors import UserError
 from ..layers.multihead import MultiHeadAttention
 from ..layers.samplers import Size
+
+TOKEN_ATTENTIONS = (Attention, BeitAttention, EvaAttention, AttentionRope)
+ORIGINALS = (*TOKEN_ATTENTIONS, WindowAttention, WindowAttentionV2, nn.MultiheadAttention)
+"""The attentions of timm and torch that can be replaced; subclasses may compute anything."""
 
 
 class TiedProjection(nn.Module):
@@ -101,12 +112,12 @@ class Keys:
 
 
 class Replaced(nn.Module):
-    """An attention in the place of timm's, which it keeps for the way back.
+    """An attention in the place of timm's or torch's, which it keeps for the way back.
 
     Args:
         layer: The attention.
-        original: timm's, without the weights that the layer has taken over.
-        tied: Whether timm's had one projection for queries and keys.
+        original: The one before, without the weights that the layer has taken over.
+        tied: Whether the original had one projection for queries and keys.
         keys: The projection of keys that the layer cannot hold.
     """
 
@@ -115,18 +126,18 @@ class Replaced(nn.Module):
     ) -> None:
         super().__init__()
         self.layer, self.tied, self.keys = layer, tied, keys
-        self.proj_drop = original.proj_drop
+        self.proj_drop = getattr(original, "proj_drop", nn.Identity())
         self._original = (original,)  # not a part: its weights are not the model's
         self.train(original.training)
 
     @property
     def original(self) -> Any:
-        """timm's own attention."""
+        """timm's or torch's own attention."""
         return self._original[0]
 
 
 class TokenAttention(Replaced):
-    """A replaced attention of timm's ViT, called as the original."""
+    """A replaced attention of timm's ViT, BEiT or EVA, called as the original."""
 
     def __init__(
         self,
@@ -140,15 +151,122 @@ class TokenAttention(Replaced):
         self.grid = grid
 
     def forward(
-        self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+        self,
+        x: Tensor,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        rope: Tensor | None = None,
+        shared_rel_pos_bias: None = None,
     ) -> Tensor:
-        """(B, prefix + N, dim) -> the same, of an image's tokens."""
-        if attn_mask is not None or is_causal:
+        """(B, prefix + N, dim) -> the same, of an image's tokens, with EVA's rotary positions."""
+        _refuse_masks(attn_mask, is_causal)
+        rotate = None
+        if rope is not None:
+            half = getattr(self.original, "rotate_half", False)
+            rotate = partial(_rotated, rope=rope, half=half, prefix=self.layer.prefix_tokens)
+        return self.proj_drop(self.layer(x, self.grid.of(x), rotate=rotate))
+
+
+def _rotated(tokens: Tensor, rope: Tensor, half: bool, prefix: int) -> Tensor:
+    """Tokens (B, heads, prefix + N, d) with those of the grid turned by their positions."""
+    grid = apply_rot_embed_cat(tokens[:, :, prefix:], rope, half=half).type_as(tokens)
+    return torch.cat([tokens[:, :, :prefix], grid], 2)
+
+
+def _refuse_masks(attn_mask: Tensor | None, is_causal: bool) -> None:
+    if attn_mask is not None or is_causal:
+        raise UserError(
+            "an attention that was replaced takes no attn_mask and no is_causal: landmarks are "
+            "made of all tokens; leave them out or put the original back"
+        )
+
+
+class _Unfused:
+    """In place of a weight: torch's encoders take no fast path, which computes softmax, with it."""
+
+    @classmethod
+    def __torch_function__(cls, *_: Any) -> Any:
+        return NotImplemented
+
+
+class SequenceAttention(Replaced):
+    """A replaced `nn.MultiheadAttention`, called as the original; its weights are None."""
+
+    # What nn.TransformerEncoder and its layers look at before they choose a path.
+    in_proj_weight, in_proj_bias = _Unfused(), None
+
+    @property
+    def out_proj(self) -> nn.Module:
+        """The projection of results."""
+        return self.layer.proj
+
+    @property
+    def batch_first(self) -> bool:
+        """Whether tokens come as (B, N, dim), not (N, B, dim)."""
+        return bool(self.original.batch_first)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, None]:
+        """Attends from the query to itself, or to the key, which must be the value too.
+
+        Args:
+            query: (B, N, dim), or (N, B, dim) without `batch_first`, or (N, dim).
+            key, value: One tensor of the same layout.
+            key_padding_mask: (B, L) or (L,), as of torch: True, or -inf, for the keys to drop.
+            need_weights, average_attn_weights: Weights are not computed: they would be of
+                quadratic size. `softmaxfree.recorded_attention` gives single rows of them.
+            attn_mask, is_causal: Refused.
+
+        Returns:
+            The result in the layout of the query, and None.
+        """
+        _refuse_masks(attn_mask, is_causal)
+        if key is not value:
             raise UserError(
-                "an attention that was replaced takes no attn_mask and no is_causal; leave them "
-                "out or put the original back"
+                "an attention that was replaced makes keys and values of one tensor, and key and "
+                "value are two; pass the same one as both, or put the original back"
             )
-        return self.proj_drop(self.layer(x, self.grid.of(x)))
+        if query.is_nested:
+            raise UserError(
+                "an attention that was replaced takes no nested tensors; pass padded ones with a "
+                "key_padding_mask, and replace the attention in all layers of a TransformerEncoder"
+            )
+        x = self._batch_first(query)
+        context = None if key is query else self._batch_first(key)
+        out = self.layer(x, context=context, mask=_kept(key_padding_mask))
+        if query.ndim == 2:
+            return out.squeeze(0), None
+        return out if self.batch_first else out.transpose(0, 1), None
+
+    def _batch_first(self, x: Tensor) -> Tensor:
+        if x.ndim == 2:
+            return x.unsqueeze(0)
+        return x if self.batch_first else x.transpose(0, 1)
+
+
+def _kept(padding: Tensor | None) -> Tensor | None:
+    """torch's mask of the keys to drop -> (B, L), True for those to keep."""
+    if padding is None:
+        return None
+    if padding.dtype == torch.bool:
+        kept = ~padding
+    else:
+        kept = padding == 0
+        if not torch.compiler.is_compiling() and not (kept | padding.isneginf()).all():
+            raise UserError(
+                "key_padding_mask may be boolean, or hold 0 and -inf, and it holds other numbers; "
+                "pass key_padding_mask != 0 if they mark the keys to drop"
+            )
+    return kept.unsqueeze(0) if kept.ndim == 1 else kept
 
 
 class MapAttention(Replaced):
@@ -169,3 +287,16 @@ class WholeMapBlock(SwinTransformerBlock):
 
     def _attn(self, x: Tensor) -> Tensor:
         return self.attn(x)
+
+
+class WholeMapBlockV2(SwinTransformerV2Block):
+    """The same of Swin V2."""
+
+    _attn = WholeMapBlock._attn
+
+
+WHOLE_MAP: dict[type, type] = {
+    SwinTransformerBlock: WholeMapBlock,
+    SwinTransformerV2Block: WholeMapBlockV2,
+}
+"""Blocks of a Swin, and what they are with a replaced attention."""

@@ -38,7 +38,9 @@ class Replacement:
     new: tuple[str, ...]
     """Weights that have to be trained."""
     dropped: tuple[str, ...]
-    """Weights of the attention before that this one cannot hold."""
+    """Weights and abilities of the attention before that this one does not have."""
+    left: tuple[str, ...] = ()
+    """Attentions that cannot be replaced and stay as they were."""
 
     def __str__(self) -> str:
         lines = [f"attention {self.name!r} in {self.layers} layer{'s' * (self.layers != 1)}"]
@@ -52,8 +54,8 @@ class Replacement:
                 change = f"{after / before - 1:+.1%}" if before else ""
                 cells = f"{_short(before, unit):>12}{_short(after, unit):>12}{change:>10}"
                 lines.append(f"{title:22}{cells}".rstrip())
-        for title, names in (("kept", self.kept), ("new", self.new), ("dropped", self.dropped)):
-            if names:
+        for title in ("kept", "new", "dropped", "left"):
+            if names := getattr(self, title):
                 lines += wrap(f"{title + ':':9}{', '.join(names)}", 80, subsequent_indent=" " * 9)
         return "\n".join(lines)
 
@@ -68,9 +70,12 @@ def _short(number: float, unit: str) -> str:
 
 
 def measure_model(model: nn.Module, core: Any, wanted: bool) -> Measured:
-    """Counts parameters and, if wanted, measures multiply-adds and memory at the model's size."""
+    """Counts parameters and, if wanted, measures multiply-adds and memory at the model's size.
+
+    Models of sequences have no such size: only their parameters are counted.
+    """
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    if not wanted:
+    if not wanted or not hasattr(core, "patch_embed"):
         return Measured(parameters, None, None)
     embed = core.patch_embed
     channels = next(part.in_channels for part in embed.modules() if isinstance(part, nn.Conv2d))

@@ -14,6 +14,7 @@ from tqdm import tqdm
 from ...environment import command_line
 from ...imports import Names
 from ...models.cost import Cost, cost
+from ...models.replace import replace_attention
 from ..paper import LANDMARKS, LINEARISATION, SAMPLERS
 from ..results import Note, Page, Table, number, publish, result
 from .complexity import NOTES as COMPLEXITY
@@ -35,6 +36,7 @@ class ComparedModel:
     larger: Arguments that replace its own beyond 224 pixels.
     paper: The paper's row for it.
     as_released: Whether it is one of our backbones, computed as the authors' code does.
+    replaced: Attention in place of the model's own.
     """
 
     title: str
@@ -45,6 +47,7 @@ class ComparedModel:
     larger: dict[str, Any] = field(default_factory=dict)
     paper: dict[str, Any] = field(default_factory=dict)
     as_released: bool = False
+    replaced: str = ""
 
     def build(self, side: int) -> nn.Module:
         torch.manual_seed(0)
@@ -52,7 +55,10 @@ class ComparedModel:
         arguments |= self.larger if side > 224 else {}
         if self.as_released:
             return as_released(self.model, arguments)
-        return timm.create_model(self.model, **arguments)
+        model = timm.create_model(self.model, **arguments)
+        if self.replaced:
+            replace_attention(model, self.replaced, measure=False)
+        return model
 
 
 @dataclass(frozen=True)
@@ -171,11 +177,36 @@ PRESETS = {
         memory="inference",
         costs=True,
     ),
+    "replaced": Preset(
+        "timm's own attention, and SOFT++ in its place, at 256 x 256",
+        {
+            "": [
+                model
+                for title, name in (
+                    ("SwinV2-T, windows of 16", "swinv2_tiny_window16_256"),
+                    ("SwinV2-T, windows of 8", "swinv2_tiny_window8_256"),
+                    ("ViT-S/16", "vit_small_patch16_224"),
+                )
+                for model in (
+                    ComparedModel(title, name, sized=True),
+                    ComparedModel(
+                        f"{title}, with SOFT++", name, title, sized=True, replaced="softpp"
+                    ),
+                )
+            ]
+        },
+        [(1, 3, 256, 256)],
+        repeats=5,
+        seconds=10.0,
+        training=True,
+        memory="training",
+        costs=True,
+    ),
 }
 
 
 def bench_models(
-    preset: Literal["large", "paper", "peers"] = "peers",
+    preset: Literal["large", "paper", "peers", "replaced"] = "peers",
     threads: int = 1,
     out: Path = Path("results"),
     modules: Names = None,
@@ -191,7 +222,8 @@ def bench_models(
         preset: large: one image of 800 x 1333 pixels, time and memory, against the released
             formula (8 minutes); paper: every attention in tiny, with and without the value
             convolution, and the paper's ablations (10 minutes); peers: models of timm of the same
-            cost at 224, 512 and 1024 pixels (10 minutes).
+            cost at 224, 512 and 1024 pixels (10 minutes); replaced: models of timm with SOFT++ in
+            place of their attention (2 minutes).
         threads: Threads to compute with; ratios are most reliable with 1.
         out: Folder for the results.
         modules: Python modules to import first, which register attentions of your own.
@@ -356,4 +388,8 @@ Multiply-adds leave out the inverses of landmark matrices, as the paper does."""
     "peers": """\
 One image, float32, 1 thread; the training step is at the smallest side. Memory is of a process
 in inference, libraries and weights included. Where a model has to be built for a size, it is.""",
+    "replaced": """\
+One image, float32. By `softmaxfree.replace_attention`, with 49 landmarks, over the whole map; timm
+computes ViT's attention by a fused kernel and Swin V2's, of cosines, by single steps. Peak memory
+is that of a process in a training step, libraries and weights included.""",
 }
