@@ -1,15 +1,17 @@
 """From the values of the page's controls to the values of its components."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ...errors import UserError
 from .attended import STEPS, WhatIf
 from .drawing import SIDE
 from .looks import Look, photo
 from .uploads import Inbox, Photos
-from .view import Choice, View
+from .view import Choice, Maps, View
+
+T = TypeVar("T")
 
 TRAINED = "as trained"
 NORMALIZE = {TRAINED: None, "SOFT++": True, "SOFT": False}
@@ -66,36 +68,27 @@ class Answers:
     def maps(self, *values: Any) -> list[Any]:
         """The image; then heat map, landmarks, atlas and caption of both models."""
         asked = Asked(*values)
-        image, drawn = None, list[Any]()
-        for look in self._looks(asked):
-            try:
-                if isinstance(look, str):
-                    raise UserError(look)
-                found = self.view.maps(look, asked.choice)
-            except UserError as error:
-                drawn += [None, None, None, f"{error}."]
-                continue
-            image = image or found.image
-            drawn += [found.heat, found.landmarks, found.atlas, found.caption]
-        return [image or self.photos.get(asked.photo).image, *drawn]
+        found = self._of_both(asked, lambda look: self.view.maps(look, asked.choice))
+        images = [maps.image for maps in found if isinstance(maps, Maps)]
+        drawn = [
+            part
+            for maps in found
+            for part in (maps[1:] if isinstance(maps, Maps) else (None, None, None, f"{maps}."))
+        ]
+        return [images[0] if images else self.photos.get(asked.photo).image, *drawn]
 
-    def curves(self, *values: Any) -> list[Any]:
+    def curves(self, *values: Any) -> list[list[dict[str, Any]] | None]:
         """The convergence of both models."""
         asked = Asked(*values)
-        return [
-            None if isinstance(look, str) else self.view.convergence(look, asked.choice)
-            for look in self._looks(asked)
-        ]
+        found = self._of_both(asked, lambda look: self.view.convergence(look, asked.choice))
+        return [None if isinstance(rows, str) else rows for rows in found]
 
     def predictions(self, *values: Any) -> list[Any]:
-        """Probabilities and caption of both models."""
+        """Probabilities and caption of both models; a caption begins with the model's name."""
         asked = Asked(*values)
         drawn = list[Any]()
-        for look, trained in zip(self._looks(asked), self._looks(asked._replace(times=1))):
-            if isinstance(look, str) or isinstance(trained, str):
-                drawn += [None, ""]
-            else:
-                drawn += self.view.prediction(look, trained)
+        for name, found in zip(asked.models, self._of_both(asked, self.view.prediction)):
+            drawn += (None, "") if isinstance(found, str) else (found[0], f"{name}: {found[1]}")
         return drawn
 
     def bounds(self, *values: Any) -> tuple[int, int]:
@@ -106,12 +99,12 @@ class Answers:
         wide = max(counts[min(layer, len(counts) - 1)] for counts in heads)
         return max(map(len, heads)), wide
 
-    def _looks(self, asked: Asked) -> list[Look | str]:
-        found: list[Look | str] = []
-        photo = self.photos.get(asked.photo)
+    def _of_both(self, asked: Asked, answer: Callable[[Look], T]) -> list[T | str]:
+        """What both models answer, or why one cannot."""
+        photo, found = self.photos.get(asked.photo), list[T | str]()
         for model in asked.models:
             try:
-                found.append(self.view.look(model, photo, min(asked.times, MOST_TIMES)))
+                found.append(answer(self.view.look(model, photo, min(asked.times, MOST_TIMES))))
             except UserError as error:
                 found.append(str(error))
         return found

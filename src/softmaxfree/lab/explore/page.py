@@ -17,13 +17,15 @@ import torch
 from ...errors import UserError
 from ...imports import Names, import_modules, needs
 from ...ops.inverse import INVERSES
+from ..figures.newton import METHODS
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported
 with needs("explore", "the explorer"):
     import gradio as gr
+    import pandas as pd  # type: ignore[import-untyped]  # comes with gradio
 
     from .answers import MOST_TIMES, NORMALIZE, TRAINED, Answers, place_of, taken
-    from .attended import STEPS
+    from .attended import ITERATIVE, OWN, STEPS
     from .drawing import FORMAT
     from .looks import Photo
     from .uploads import LIMITS, EndedError, Inbox, Photos
@@ -45,6 +47,9 @@ Files may be {", ".join(LIMITS.formats[:-1])} or {LIMITS.formats[-1]}, of at mos
 {MOST_BYTES // 2**20} MB and {LIMITS.pixels // 10**6} million pixels, and stay on the machine that
 runs this page.
 """
+
+LINES = {method: METHODS[method][1] for method in ITERATIVE} | {"paper": "#888888", OWN: "#E69F00"}
+"""Colours of the convergence that can be seen on a light page and on a dark one."""
 
 CSS = """
 .titled { gap: 4px; }
@@ -110,7 +115,9 @@ def build(view: View) -> Any:
         delete_cache=(600, 3600),
         fill_width=True,
     ) as page:
-        parts = _lay_out(list(view.models), shown)
+        # Those that the user gave come first, and are chosen.
+        names = sorted(view.models, key=lambda name: name.endswith("(digits)"))
+        parts = _lay_out(names, shown)
         photos = Photos(shown)
         _take_events(page, parts, shown, photos)
         _answer_events(page, parts, Answers(view, photos))
@@ -186,6 +193,9 @@ def _answer_events(page: Any, parts: Parts, answers: Answers) -> None:
     curves = [side.convergence for side in sides]
     predictions = [part for side in sides for part in (side.prediction, side.predicted)]
 
+    def curves_of(*values: Any) -> list[Any]:
+        return [rows and pd.DataFrame(rows) for rows in answers.curves(*values)]
+
     def take_bounds(*values: Any) -> list[Any]:
         return [
             gr.Slider(maximum=most) if value <= most else gr.Slider(maximum=most, value=most)
@@ -206,7 +216,7 @@ def _answer_events(page: Any, parts: Parts, answers: Answers) -> None:
         ([page.load, *models, controls.layer.input], take_bounds, bounds),
         ([*anew, parts.place.change, *settings], _told(answers.maps), maps),
         ([*anew, controls.times.input], _told(answers.predictions), predictions),
-        ([*anew, *settings], _told(answers.curves), curves),
+        ([*anew, *settings], _told(curves_of), curves),
     ):
         gr.on(triggers, answer, asked, outputs, **answering)
 
@@ -261,18 +271,28 @@ def _side(place: str, names: list[str], value: str) -> Side:
             heat = _picture("What the patch attends to", f"{place}-heat")
             landmarks = _picture("Landmarks, bright if near", f"{place}-landmarks")
         caption = gr.Markdown(elem_id=f"{place}-caption")
-        atlas = _picture("All layers, downwards, and all heads", f"{place}-atlas")
-        convergence = _picture("Convergence of the inverse", f"{place}-convergence")
+        atlas = _picture("All layers, downwards, and all heads", f"{place}-atlas", "png")
+        convergence = gr.LinePlot(
+            x="steps",
+            y="exponent",
+            color="method",
+            y_title="log10 of |B X B \N{MINUS SIGN} B| / |B|",
+            color_title="B: landmark matrix and ridge",
+            color_map=LINES,
+            y_lim=[-9, 1],
+            label="Convergence of the inverse",
+            elem_id=f"{place}-convergence",
+        )
     return Side(model, prediction, predicted, heat, landmarks, atlas, caption, convergence)
 
 
-def _picture(title: str, name: str) -> Any:
+def _picture(title: str, name: str, kind: str = FORMAT) -> Any:
     with gr.Column(min_width=160, elem_classes=["titled"]):
         gr.Markdown(f"**{title}**")
         return gr.Image(
             label=title,
             show_label=False,
-            format=FORMAT,
+            format=kind,
             interactive=False,
             buttons=[],
             alt_text=title,

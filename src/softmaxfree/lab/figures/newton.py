@@ -62,28 +62,24 @@ def residual(a: Tensor, x: Tensor) -> Tensor:
     return norm(a @ x @ a - a) / norm(a)
 
 
-def curves(matrices: Mapping[str, Tensor], most_steps: int = MOST_STEPS) -> Iterator[Curve]:
-    """Yields the curves of stacks (..., m, m) of landmark matrices in float64, by stage.
+def residuals(method: str, a: Tensor, steps: Iterable[int], ridge: float | None = None) -> Tensor:
+    """Residuals of a method after each number of steps: (..., m, m) -> (steps, ...).
 
-    The residual of a method with a ridge is that of A with its ridge, which it inverts.
+    The residual of a method with a ridge, by default its own, is that of A with the ridge.
     """
+    ridge = Inverse.checked(method, ridge=ridge).ridge
+    inverted = add_ridge(a, ridge)
+    with torch.no_grad():
+        return torch.stack([residual(inverted, INVERSES[method](a, k, ridge)) for k in steps])
+
+
+def curves(matrices: Mapping[str, Tensor], most_steps: int = MOST_STEPS) -> Iterator[Curve]:
+    """Yields the curves of stacks (count, m, m) of landmark matrices in float64, by stage."""
     for stage, a in matrices.items():
         for method in METHODS:
-            ridge = Inverse.checked(method).ridge
-            inverted = add_ridge(a, ridge)
-            after = torch.stack(
-                [
-                    residual(inverted, INVERSES[method](a, steps, ridge)).flatten()
-                    for steps in range(1, most_steps + 1)
-                ]
-            )  # (steps, matrices)
-            yield Curve(
-                stage,
-                method,
-                after.mean(1).tolist(),
-                after.amin(1).tolist(),
-                after.amax(1).tolist(),
-            )
+            after = residuals(method, a, range(1, most_steps + 1))
+            ranges = (after.mean(1).tolist(), after.amin(1).tolist(), after.amax(1).tolist())
+            yield Curve(stage, method, *ranges)
 
 
 def landmark_matrices(
