@@ -42,7 +42,10 @@ def test_it_is_built_of_what_is_here(page: Any, view: View) -> None:
     for name in ("patch", "left-heat", "right-heat", "layer", "head", "times", "inverse"):
         assert f"'{name}'" in config
     assert "what if: normalisation" in config
-    kinds = {part["props"].get("elem_id"): part["type"] for part in blocks.get_config_file()["components"]}
+    kinds = {
+        part["props"].get("elem_id"): part["type"]
+        for part in blocks.get_config_file()["components"]
+    }
     assert kinds["left-convergence"] == "nativeplot"  # drawn in the page's colours, light or dark
     theme = page._theme()
     assert not theme._stylesheets

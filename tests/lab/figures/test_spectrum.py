@@ -58,7 +58,6 @@ def test_the_growth_is_fitted_where_the_rank_is_full() -> None:
     assert spectrum.growth(found, "exact", "softpp") == pytest.approx(1)
     assert spectrum.growth(found[:1], "exact", "soft") is None
     assert "2.00" in spectrum.growth_table(found)
-    assert spectrum._rounded(-0.01, 1) == "0.0"
     assert "m = [49, 100, 196]" in spectrum.growth_table(found)
 
 

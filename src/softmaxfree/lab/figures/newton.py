@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -73,11 +74,11 @@ def residuals(method: str, a: Tensor, steps: Iterable[int], ridge: float | None 
         return torch.stack([residual(inverted, INVERSES[method](a, k, ridge)) for k in steps])
 
 
-def curves(matrices: Mapping[str, Tensor], most_steps: int = MOST_STEPS) -> Iterator[Curve]:
+def curves(matrices: Mapping[str, Tensor]) -> Iterator[Curve]:
     """Yields the curves of stacks (count, m, m) of landmark matrices in float64, by stage."""
     for stage, a in matrices.items():
         for method in METHODS:
-            after = residuals(method, a, range(1, most_steps + 1))
+            after = residuals(method, a, range(1, MOST_STEPS + 1))
             ranges = (after.mean(1).tolist(), after.amin(1).tolist(), after.amax(1).tolist())
             yield Curve(stage, method, *ranges)
 
@@ -146,13 +147,10 @@ def _draw_curves(ax: Any, found: Sequence[Curve]) -> None:
     for curve in found:
         label, color, line = METHODS[curve.method]
         # An exact 0 has no place on a logarithmic axis.
-        mean, lowest, highest = (
-            [max(value, 1e-17) for value in values]
-            for values in (curve.mean, curve.lowest, curve.highest)
-        )
+        mean, *ends = np.maximum((curve.mean, curve.lowest, curve.highest), 1e-17)
         steps = range(1, len(mean) + 1)
         ax.plot(steps, mean, color=color, linestyle=line, label=label)
-        ax.fill_between(steps, lowest, highest, color=color, alpha=0.08, lw=0)
+        ax.fill_between(steps, *ends, color=color, alpha=0.08, lw=0)
     ax.axhline(ENOUGH, color="black", linewidth=0.6)
     ax.set(yscale="log", ylim=(1e-17, 5), xlim=(1, MOST_STEPS), xlabel="steps k")
     ax.grid(alpha=0.3)

@@ -109,27 +109,20 @@ def points(name: str, matrices: Iterable[Tensor]) -> Iterator[Point]:
                 yield Point(name, head, a.shape[-1], inverse, full_rank[head], *found)
 
 
-def mean_norms(
-    found: Iterable[Point], inverse: str, quantity: str
-) -> tuple[list[int], list[float]]:
-    """Sizes m at which all matrices have full rank, and the (geometric) mean norms there."""
-    by_size: dict[int, list[Point]] = {}
-    for point in found:
-        if point.inverse == inverse:
-            by_size.setdefault(point.m, []).append(point)
-    whole = {m: own for m, own in by_size.items() if all(point.full_rank for point in own)}
-    used = by_size if inverse == "newton" else whole
-    means = [
-        math.exp(statistics.fmean(math.log(getattr(point, quantity)) for point in own))
-        for own in used.values()
-    ]
-    return [*used], means
+def mean_norms(found: Sequence[Point], inverse: str, quantity: str) -> dict[int, float]:
+    """The (geometric) mean norms by size m; of the exact inverse where all have full rank."""
+    own = [point for point in found if point.inverse == inverse]
+    lost = {point.m for point in own if not point.full_rank and inverse == "exact"}
+    return {
+        m: statistics.geometric_mean(getattr(point, quantity) for point in own if point.m == m)
+        for m in sorted({point.m for point in own} - lost)
+    }
 
 
-def growth(found: Iterable[Point], inverse: str, quantity: str) -> float | None:
+def growth(found: Sequence[Point], inverse: str, quantity: str) -> float | None:
     """The p of norm ~ m^p, or None if fewer than two sizes have full rank."""
-    sizes, means = mean_norms(found, inverse, quantity)
-    return exponent(sizes, means) if len(sizes) > 1 else None
+    means = mean_norms(found, inverse, quantity)
+    return exponent([*means], [*means.values()]) if len(means) > 1 else None
 
 
 def draw_spectrum(
@@ -201,14 +194,13 @@ def _draw_norms(ax: Any, found: Sequence[Point], suffix: str) -> None:
                 MARKERS[inverse], color=COLORS[name], alpha=0.5, markersize=5,
             )  # fmt: skip
             power = growth(found, inverse, quantity)
-            how = "exact" if inverse == "exact" else f"{STEPS} steps"
-            label = f"{title}: {what}, {how}"
+            label = f"{title}: {what}, {'exact' if inverse == 'exact' else f'{STEPS} steps'}"
             if power is not None:
-                label += f"  ~ $m^{{{_rounded(power, 1)}}}$"
+                label += f"  ~ $m^{{{power:z.1f}}}$"
             if quantity in PAPER:
                 label += f" (paper $m^{PAPER[quantity]}$)"
-            sizes, means = mean_norms(found, inverse, quantity)
-            ax.plot(sizes, means, line, color=COLORS[name], label=label)
+            means = mean_norms(found, inverse, quantity)
+            ax.plot([*means], [*means.values()], line, color=COLORS[name], label=label)
     sizes = sorted({point.m for point in found})
     ax.set(xscale="log", yscale="log", xlabel="landmarks m")
     ax.set_xticks(sizes, [f"{m:,}" for m in sizes])
@@ -230,14 +222,9 @@ def growth_table(found: Sequence[Point]) -> str:
     rows = []
     for quantity, title in NORMS.items():
         powers = [growth(found, inverse, quantity) for inverse in LINES]
-        cells = ["-" if power is None else _rounded(power, 2) for power in powers]
+        cells = ["-" if power is None else f"{power:z.2f}" for power in powers]
         rows.append([title, *cells, str(PAPER.get(quantity, "-"))])
     header = ["spectral norm", "exact: m^", f"{STEPS} steps: m^", "paper: m^"]
-    used, _ = mean_norms(found, "exact", "soft")
+    used = [*mean_norms(found, "exact", "soft")]
     note = f"The exact inverse is fitted where A has full rank in float64, m = {used}.\n\n"
     return note + table(header, rows)
-
-
-def _rounded(power: float, digits: int) -> str:
-    """Rounded, with 0.0 in place of -0.0."""
-    return f"{round(power, digits) + 0.0:.{digits}f}"
