@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from softmaxfree.lab.explore.answers import TRAINED, place_of, taken
+from softmaxfree.lab.explore.answers import place_of, taken
 from softmaxfree.lab.explore.uploads import Inbox, Photos
-from softmaxfree.lab.explore.view import View
+from softmaxfree.lab.explore.view import Asked, View
 from softmaxfree.lab.figures.subject import Subject
 
 from .conftest import noise
@@ -128,7 +128,7 @@ def test_a_visitor_whose_session_has_ended_is_told(page: Any, view: View) -> Non
     for name in ("maps", "predictions", "curves_of"):
         (function,) = [f.fn for f in blocks.fns.values() if f.name == name]
         with pytest.raises(gr.Error, match="Your session has ended"):
-            function(None, (0.5, 0.5), 1, 1, 1, TRAINED, 0, TRAINED, "softpp", "softmax")
+            function(*Asked(left="softpp", right="softmax"))
 
 
 def test_places() -> None:

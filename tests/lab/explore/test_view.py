@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from softmaxfree import attention_rows, recorded_attention
 from softmaxfree.analysis.attention_record import AttentionRecord
-from softmaxfree.lab.explore.answers import TRAINED, Answers
+from softmaxfree.lab.explore.answers import Answers
 from softmaxfree.lab.explore.attended import (
     AS_TRAINED,
     OWN,
@@ -27,7 +27,7 @@ from softmaxfree.lab.explore.attended import (
 )
 from softmaxfree.lab.explore.looks import Look, Photo, look
 from softmaxfree.lab.explore.uploads import Photos
-from softmaxfree.lab.explore.view import Choice, View, side_of
+from softmaxfree.lab.explore.view import Asked, View, side_of
 from softmaxfree.lab.figures.subject import Subject
 from softmaxfree.layers.registry import build_attention
 
@@ -47,20 +47,9 @@ def answers_of(view: View, *sent: Photo) -> Answers:
     return Answers(view, photos)
 
 
-def asked(view: View, **changes: Any) -> list[Any]:
-    values: dict[str, Any] = {
-        "photo": view.photos["noise"].digest,
-        "place": (0.5, 0.5),
-        "layer": 1,
-        "head": 1,
-        "times": 1,
-        "inverse": TRAINED,
-        "iters": 0,
-        "normalize": TRAINED,
-        "left": "softpp",
-        "right": "softmax",
-    }
-    return list((values | changes).values())
+def asked(view: View, **changes: Any) -> Asked:
+    chosen = Asked(view.photos["noise"].digest, left="softpp", right="softmax")
+    return chosen._replace(**changes)
 
 
 @pytest.mark.parametrize("name", ATTENTIONS)
@@ -77,7 +66,7 @@ def test_maps_are_rows_of_the_attention(name: str, view: View) -> None:
 
 def test_the_atlas_has_no_white_beside_its_maps(view: View) -> None:
     """A white margin would glare on a dark page."""
-    atlas = view.maps(view.look("softpp", view.photos["noise"]), Choice()).atlas
+    atlas = view.maps(view.look("softpp", view.photos["noise"]), Asked()).atlas
     assert atlas.getpixel((0, 0)) == (0, 0, 0, 0)
     assert atlas.getpixel((60, 40))[3] == 255
 
@@ -139,7 +128,7 @@ def test_what_is_kept_is_bounded(
     sizes, hook = passes(small.models["softpp"])
     try:
         for seed in (0, 1, 0, 2, 0, 1, 0):  # 1 goes when 2 comes
-            assert small.maps(small.look("softpp", noise(seed)), Choice()).heat is not None
+            assert small.maps(small.look("softpp", noise(seed)), Asked()).heat is not None
         assert len(sizes) == runs
     finally:
         hook.remove()
@@ -151,7 +140,10 @@ def test_what_if_is_a_layer_with_other_settings(name: str, view: View) -> None:
     model = subject.classifier.model
     before = {key: str(value) for key, value in _settings(model).items()}
     found = view.look(name, view.photos["noise"])
-    what_if = WhatIf("newton", 3, normalize=name == "soft")
+    other = "SOFT++" if name == "soft" else "SOFT"
+    chosen = Asked(layer=layer + 1, inverse="newton", iters=3, normalize=other)
+    what_if = chosen.what_if
+    assert what_if == WhatIf("newton", 3, normalize=name == "soft")
     maps = maps_of(found, layer, (0.5, 0.5), what_if)
     assert {key: str(value) for key, value in _settings(model).items()} == before
 
@@ -163,7 +155,7 @@ def test_what_if_is_a_layer_with_other_settings(name: str, view: View) -> None:
     torch.testing.assert_close(maps, expected)
     as_trained = maps_of(found, layer, (0.5, 0.5))
     assert (maps - as_trained).abs().max() > 0.1 * as_trained.abs().max()
-    assert "WHAT IF newton, 3 steps" in view.maps(found, Choice(layer, what_if=what_if)).caption
+    assert "WHAT IF newton, 3 steps" in view.maps(found, chosen).caption
 
 
 def _settings(model: nn.Module) -> dict[str, Any]:
@@ -177,12 +169,12 @@ def _settings(model: nn.Module) -> dict[str, Any]:
 
 def test_what_if_does_not_apply_to_softmax(view: View) -> None:
     found = view.look("softmax", view.photos["noise"])
-    what_if = WhatIf("exact", None, normalize=False)
-    assert supposed(found.layers[0], what_if) is found.layers[0]
-    maps = view.maps(found, Choice(what_if=what_if))
+    chosen = Asked(inverse="exact", normalize="SOFT")
+    assert supposed(found.layers[0], chosen.what_if) is found.layers[0]
+    maps = view.maps(found, chosen)
     assert "What-if does not apply" in maps.caption
     assert maps.landmarks is None
-    assert view.convergence(found, Choice(what_if=what_if)) is None
+    assert view.convergence(found, chosen) is None
 
 
 def record_with(**options: Any) -> AttentionRecord:
@@ -280,7 +272,7 @@ def test_two_users_at_once_see_what_each_sees_alone(view: View) -> None:
         ),
     ]
 
-    def everything(view: View, values: list[Any]) -> list[Any]:
+    def everything(view: View, values: Asked) -> list[Any]:
         answers = answers_of(view, noise(1))
         return answers.maps(*values) + answers.curves(*values) + answers.predictions(*values)
 

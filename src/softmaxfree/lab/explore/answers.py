@@ -2,58 +2,18 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from ...errors import UserError
-from .attended import STEPS, WhatIf
 from .drawing import SIDE
 from .looks import Look, photo
 from .uploads import Inbox, Photos
-from .view import Choice, Maps, View
+from .view import Asked, Maps, View, inside
 
 T = TypeVar("T")
 
-TRAINED = "as trained"
-NORMALIZE = {TRAINED: None, "SOFT++": True, "SOFT": False}
 MOST_TIMES = 4.0
 """The highest resolution in units of the training size."""
-
-
-class Asked(NamedTuple):
-    """The values of the controls, in their order."""
-
-    photo: str | None
-    """Its key; None after a session has ended."""
-    place: tuple[float, float]
-    layer: float
-    """From 1."""
-    head: float
-    """From 1."""
-    times: float
-    inverse: str
-    """`TRAINED`, or a method."""
-    iters: float
-    """0 for the trained number."""
-    normalize: str
-    """One of `NORMALIZE`."""
-    left: str
-    right: str
-
-    @property
-    def models(self) -> tuple[str, str]:
-        return self.left, self.right
-
-    @property
-    def choice(self) -> Choice:
-        """The choice, with values from the browser brought within bounds."""
-        steps = min(int(self.iters), STEPS[-1])
-        what_if = WhatIf(
-            None if self.inverse == TRAINED else self.inverse,
-            None if steps < 1 else steps,
-            NORMALIZE[self.normalize],
-        )
-        layer, head = (max(int(number), 1) - 1 for number in (self.layer, self.head))
-        return Choice(layer, head, self.place, what_if)
 
 
 class Answers:
@@ -68,7 +28,7 @@ class Answers:
     def maps(self, *values: Any) -> list[Any]:
         """The image; then heat map, landmarks, atlas and caption of both models."""
         asked = Asked(*values)
-        found = self._of_both(asked, lambda look: self.view.maps(look, asked.choice))
+        found = self._of_both(asked, lambda look: self.view.maps(look, asked))
         images = [maps.image for maps in found if isinstance(maps, Maps)]
         drawn = [
             part
@@ -80,7 +40,7 @@ class Answers:
     def curves(self, *values: Any) -> list[list[dict[str, Any]] | None]:
         """The convergence of both models."""
         asked = Asked(*values)
-        found = self._of_both(asked, lambda look: self.view.convergence(look, asked.choice))
+        found = self._of_both(asked, lambda look: self.view.convergence(look, asked))
         return [None if isinstance(rows, str) else rows for rows in found]
 
     def predictions(self, *values: Any) -> list[Any]:
@@ -95,8 +55,7 @@ class Answers:
         """The layers of the deeper model, and the heads of the wider one in this layer."""
         asked = Asked(*values)
         heads = [self.view.heads(model) for model in asked.models]
-        layer = asked.choice.layer
-        wide = max(counts[min(layer, len(counts) - 1)] for counts in heads)
+        wide = max(counts[inside(asked.layer, len(counts))] for counts in heads)
         return max(map(len, heads)), wide
 
     def _of_both(self, asked: Asked, answer: Callable[[Look], T]) -> list[T | str]:

@@ -24,12 +24,12 @@ with needs("explore", "the explorer"):
     import gradio as gr
     import pandas as pd  # type: ignore[import-untyped]  # comes with gradio
 
-    from .answers import MOST_TIMES, NORMALIZE, TRAINED, Answers, place_of, taken
+    from .answers import MOST_TIMES, Answers, place_of, taken
     from .attended import ITERATIVE, OWN, STEPS
     from .drawing import FORMAT
     from .looks import Photo
     from .uploads import LIMITS, EndedError, Inbox, Photos
-    from .view import View, available_models, example_photos
+    from .view import NORMALIZE, TRAINED, View, available_models, example_photos
 
 MOST_BYTES = LIMITS.bytes or 0
 
@@ -50,6 +50,12 @@ runs this page.
 
 LINES = {method: METHODS[method][1] for method in ITERATIVE} | {"paper": "#888888", OWN: "#E69F00"}
 """Colours of the convergence that can be seen on a light page and on a dark one."""
+
+PRIVATE = {"api_visibility": "private"}
+"""Of events: the page has no interface for programs."""
+
+FIXED: dict[str, Any] = {"show_label": False, "interactive": False, "buttons": []}
+"""Of pictures that are shown and not edited."""
 
 CSS = """
 .titled { gap: 4px; }
@@ -109,12 +115,8 @@ def explore(
 def build(view: View) -> Any:
     """The page, as Gradio's blocks."""
     shown = list(view.photos.values())
-    with gr.Blocks(
-        title="softmaxfree explore",
-        analytics_enabled=False,
-        delete_cache=(600, 3600),
-        fill_width=True,
-    ) as page:
+    quiet = {"analytics_enabled": False, "delete_cache": (600, 3600)}
+    with gr.Blocks(title="softmaxfree explore", fill_width=True, **quiet) as page:
         # Those that the user gave come first, and are chosen.
         names = sorted(view.models, key=lambda name: name.endswith("(digits)"))
         parts = _lay_out(names, shown)
@@ -132,16 +134,10 @@ def _lay_out(names: list[str], shown: Sequence[Photo]) -> Parts:
             patch = _picture("Click a patch", "patch")
             message = gr.Textbox(show_label=False, visible=False, elem_id="message")
             upload = gr.UploadButton("Upload an image", elem_id="upload", size="sm")
+            size: dict[str, Any] = {"columns": 3, "height": 190, "object_fit": "cover"}
+            pictures = [example.image for example in shown]
             examples = gr.Gallery(
-                [example.image for example in shown],
-                show_label=False,
-                columns=3,
-                height=190,
-                object_fit="cover",
-                allow_preview=False,
-                interactive=False,
-                buttons=[],
-                elem_id="examples",
+                pictures, elem_id="examples", allow_preview=False, **size, **FIXED
             )
             controls = _controls()
         left = _side("left", names, names[0])
@@ -166,11 +162,7 @@ def _take_events(page: Any, parts: Parts, shown: Sequence[Photo], photos: Photos
     def take_example(event: gr.SelectData) -> tuple[str, Any]:
         return shown[event.index].digest, gr.Textbox("", visible=False)
 
-    taking: dict[str, Any] = {
-        "api_visibility": "private",
-        "trigger_mode": "multiple",
-        "show_progress": "hidden",
-    }
+    taking: dict[str, Any] = PRIVATE | {"trigger_mode": "multiple", "show_progress": "hidden"}
     chosen = [parts.photo, parts.message]
     clicks = [picture.select for picture in (parts.patch, parts.left.heat, parts.right.heat)]
     # One at a time: of two clicks that are taken at once the first could be answered last.
@@ -202,12 +194,8 @@ def _answer_events(page: Any, parts: Parts, answers: Answers) -> None:
             for most, value in zip(answers.bounds(*values), values[2:4])
         ]
 
-    answering: dict[str, Any] = {
-        "api_visibility": "private",
-        "trigger_mode": "always_last",
-        "show_progress": "minimal",
-        "show_progress_on": [parts.patch],
-    }
+    progress = {"show_progress": "minimal", "show_progress_on": [parts.patch]}
+    answering: dict[str, Any] = PRIVATE | {"trigger_mode": "always_last"} | progress
     models = [side.model.input for side in sides]
     settings = [control.input for control in controls]
     anew = [parts.photo.change, *models]
@@ -247,15 +235,9 @@ def _controls() -> Controls:
             container=True,
         )
         inverse = gr.Dropdown([TRAINED, *INVERSES], label="what if: inverse", elem_id="inverse")
-        iters = gr.Slider(
-            0,
-            STEPS[-1],
-            0,
-            step=1,
-            label="what if: iterations",
-            info="0: as trained; auto, cholesky and exact take none",
-            elem_id="iters",
-        )
+        none = "0: as trained; auto, cholesky and exact take none"
+        words = {"label": "what if: iterations", "info": none, "elem_id": "iters"}
+        iters = gr.Slider(0, STEPS[-1], 0, step=1, **words)
         normalize = gr.Radio(list(NORMALIZE), value=TRAINED, label="what if: normalisation")
     return Controls(layer, head, times, inverse, iters, normalize)
 
@@ -276,9 +258,9 @@ def _side(place: str, names: list[str], value: str) -> Side:
             x="steps",
             y="exponent",
             color="method",
-            y_title="log10 of |B X B \N{MINUS SIGN} B| / |B|",
-            color_title="B: landmark matrix and ridge",
             color_map=LINES,
+            color_title="B: landmark matrix and ridge",
+            y_title="log10 of |B X B \N{MINUS SIGN} B| / |B|",
             y_lim=[-9, 1],
             label="Convergence of the inverse",
             elem_id=f"{place}-convergence",
@@ -289,15 +271,7 @@ def _side(place: str, names: list[str], value: str) -> Side:
 def _picture(title: str, name: str, kind: str = FORMAT) -> Any:
     with gr.Column(min_width=160, elem_classes=["titled"]):
         gr.Markdown(f"**{title}**")
-        return gr.Image(
-            label=title,
-            show_label=False,
-            format=kind,
-            interactive=False,
-            buttons=[],
-            alt_text=title,
-            elem_id=name,
-        )
+        return gr.Image(label=title, format=kind, alt_text=title, elem_id=name, **FIXED)
 
 
 def _launch(page: Any, host: str, port: int) -> None:

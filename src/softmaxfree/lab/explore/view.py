@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 from cachetools import LRUCache, cached
 from PIL import Image
+from torch import Tensor
 
 from ...analysis.diagnosis import diagnose
 from ...analysis.factors import Factors
 from ...layers.attention import SoftmaxFreeAttention
 from ..figures.subject import Subject, given_images, subjects
 from .attended import (
-    AS_TRAINED,
-    Attended,
+    STEPS,
     Place,
     WhatIf,
     attended,
@@ -37,15 +37,40 @@ EXAMPLES = 10
 """The number of digits among the examples, one of each."""
 
 
-class Choice(NamedTuple):
-    """What a visitor looks at."""
+TRAINED = "as trained"
+NORMALIZE = {TRAINED: None, "SOFT++": True, "SOFT": False}
 
-    layer: int = 0
-    """In the order in which layers run, from 0; the last one if there are fewer."""
-    head: int = 0
-    """From 0; the last one if there are fewer."""
+
+class Asked(NamedTuple):
+    """What a visitor asks for: the values of the controls, in their order."""
+
+    photo: str | None = None
+    """Its key; None after a session has ended."""
     place: Place = (0.5, 0.5)
-    what_if: WhatIf = AS_TRAINED
+    layer: float = 1
+    """In the order in which layers run, from 1; the last one if there are fewer."""
+    head: float = 1
+    """From 1; the last one if there are fewer."""
+    times: float = 1
+    """The resolution, in units of the training size."""
+    inverse: str = TRAINED
+    """`TRAINED`, or a method."""
+    iters: float = 0
+    """0 for the trained number."""
+    normalize: str = TRAINED
+    """One of `NORMALIZE`."""
+    left: str = ""
+    right: str = ""
+
+    @property
+    def models(self) -> tuple[str, str]:
+        return self.left, self.right
+
+    @property
+    def what_if(self) -> WhatIf:
+        inverse = None if self.inverse == TRAINED else self.inverse
+        steps = min(int(self.iters), STEPS[-1])
+        return WhatIf(inverse, None if steps < 1 else steps, NORMALIZE[self.normalize])
 
 
 class Maps(NamedTuple):
@@ -104,11 +129,11 @@ class View:
         first = next(iter(self.photos.values()))
         return [record.q.shape[1] for record in self.look(model, first).layers]
 
-    def maps(self, look: Look, choice: Choice) -> Maps:
+    def maps(self, look: Look, asked: Asked) -> Maps:
         """Rows of the attention of all layers and heads."""
-        layer, head = _inside(look, choice)
+        layer, head = _chosen(look, asked)
         found = [
-            attended(record, self._factors(look, number, choice.what_if), choice.place)
+            attended(record, self._factors(look, number, asked.what_if), asked.place)
             for number, record in enumerate(look.layers)
         ]
         seen, drawn = look.seen, None
@@ -116,20 +141,20 @@ class View:
         if nearness is not None:
             drawn = landmark_picture(seen, boxes, nearness[head], cell)
         return Maps(
-            image_picture(seen, choice.place),
+            image_picture(seen, asked.place),
             heat_picture(seen, maps[head], cell),
             drawn,
             atlas_picture(found, (layer, head)),
-            _caption(look, layer, head, found[layer], choice.what_if),
+            _caption(look, layer, head, maps, asked.what_if),
         )
 
-    def convergence(self, look: Look, choice: Choice) -> list[dict[str, Any]] | None:
+    def convergence(self, look: Look, asked: Asked) -> list[dict[str, Any]] | None:
         """Residuals of the chosen layer's inverse; None if it inverts nothing."""
-        layer, head = _inside(look, choice)
-        factors = self._factors(look, layer, choice.what_if)
+        layer, head = _chosen(look, asked)
+        factors = self._factors(look, layer, asked.what_if)
         if factors is None:
             return None
-        return convergence_of(supposed(look.layers[layer], choice.what_if), factors, head)
+        return convergence_of(supposed(look.layers[layer], asked.what_if), factors, head)
 
     def prediction(self, look: Look) -> Prediction:
         """The model's prediction. It does not depend on what-if settings."""
@@ -177,18 +202,23 @@ def example_photos() -> dict[str, Photo]:
     return {name: photo(name, image) for name, image in images.items()}
 
 
-def _inside(look: Look, choice: Choice) -> tuple[int, int]:
-    """The chosen layer and head, or the last ones of the model."""
-    layer = min(choice.layer, len(look.layers) - 1)
-    return layer, min(choice.head, look.layers[layer].q.shape[1] - 1)
+def inside(number: float, count: int) -> int:
+    """The index of a number that counts from 1; the first or the last if it is beyond."""
+    return min(max(int(number), 1), count) - 1
 
 
-def _caption(look: Look, layer: int, head: int, chosen: Attended, what_if: WhatIf) -> str:
+def _chosen(look: Look, asked: Asked) -> tuple[int, int]:
+    """The chosen layer and head."""
+    layer = inside(asked.layer, len(look.layers))
+    return layer, inside(asked.head, look.layers[layer].q.shape[1])
+
+
+def _caption(look: Look, layer: int, head: int, maps: Tensor, what_if: WhatIf) -> str:
     record = supposed(look.layers[layer], what_if)
-    attention, weights = record.attention, chosen.maps[head]
+    attention, weights = record.attention, maps[head]
     height, width = record.layout.size
     text = (
-        f"Layer {layer + 1} of {len(look.layers)}, head {head + 1} of {len(chosen.maps)}, "
+        f"Layer {layer + 1} of {len(look.layers)}, head {head + 1} of {len(maps)}, "
         f"{height} x {width} tokens. Weights sum to {weights.sum():.3g}, from "
         f"{weights.min():.2g} to {weights.max():.2g}."
     )

@@ -218,10 +218,10 @@ def _draw_families(ax: Any, rows: list[Row]) -> None:
             continue
         place -= 0.43
         line = _LEADER | {"color": _family_style(family)["color"]}
-        text: dict[str, Any] = {"va": "center", "fontsize": 9, "color": INK}
-        text["weight"] = "bold" if family in OURS else "normal"
+        look: dict[str, Any] = {"va": "center", "fontsize": 9, "color": INK}
+        look["weight"] = "bold" if family in OURS else "normal"
         beside = (1.05, place), "data", ("axes fraction", "data")
-        ax.annotate(family, (x, y), *beside, arrowprops=line, **text)
+        ax.annotate(family, (x, y), *beside, arrowprops=line, **look)
 
 
 def _draw_points(ax: Any, rows: list[Row], panel: str, title: str) -> None:

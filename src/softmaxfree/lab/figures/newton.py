@@ -83,13 +83,11 @@ def curves(matrices: Mapping[str, Tensor]) -> Iterator[Curve]:
             yield Curve(stage, method, *ranges)
 
 
-def landmark_matrices(
-    subject: Subject, images: Iterable[Any], size: int | None = None
-) -> dict[str, Tensor]:
+def landmark_matrices(subject: Subject, images: Iterable[Any]) -> dict[str, Tensor]:
     """The landmark matrices of all images, layers and heads, (count, m, m) in float64, by stage."""
     found: dict[str, list[Tensor]] = {}
     for image in images:
-        for name, record in subject.record(image, size).items():
+        for name, record in subject.record(image).items():
             if isinstance(record.attention, SoftmaxFreeAttention):
                 a = record.factors().A.double().flatten(0, 1)
                 found.setdefault(stage_of(name), []).append(a)
@@ -110,7 +108,6 @@ def stage_of(layer: str) -> str:
 def draw_newton(
     checkpoint: Path | None = None,
     images: list[Path] | None = None,
-    size: int | None = None,
     out: Path = Path("figures"),
     modules: Names = None,
 ) -> None:
@@ -123,13 +120,12 @@ def draw_newton(
         checkpoint: Checkpoint of a run that trained a classifier with SOFT or SOFT++; default: the
             SOFT++ model that comes with the package.
         images: Image files, such as [cat.jpg,dog.jpg]; default: 20 handwritten digits.
-        size: Side of images in pixels; default: as in training.
         out: Folder for newton.png, newton.svg and newton.csv.
         modules: Python modules to import first, which register attentions of your own.
     """
     import_modules(modules)
-    (subject,) = subjects([checkpoint] if checkpoint else None, size, embedded=["softpp"])
-    matrices = landmark_matrices(subject, given_images(images, IMAGES).values(), size)
+    (subject,) = subjects([checkpoint] if checkpoint else None, embedded=["softpp"])
+    matrices = landmark_matrices(subject, given_images(images, IMAGES).values())
     found = list(curves(matrices))
     figure, (axes,) = panels(len(matrices), height=4.1)
     for ax, (stage, a) in zip(axes, matrices.items()):

@@ -13,7 +13,6 @@ from tqdm import tqdm
 
 from ...analysis.attention_record import AttentionRecord
 from ...analysis.measures import largest_eigenvalue
-from ...analysis.rows import chosen_layer
 from ...errors import UserError
 from ...imports import Names, import_modules
 from ...layers.attention import SoftmaxFreeAttention
@@ -64,23 +63,23 @@ class Point(NamedTuple):
     softpp_attention: float
 
 
-def landmark_matrix(subject: Subject, image: Image.Image, layer: int | str, side: int) -> Tensor:
-    """The landmark matrix of a layer, (heads, m, m), with the image resized so that m ~ side^2.
+def landmark_matrix(subject: Subject, image: Image.Image, side: int) -> Tensor:
+    """The first layer's landmark matrix, (heads, m, m), the image resized so that m ~ side^2.
 
     The model makes the landmarks as ever; their kernel is computed in float64, because float32
     rounds away the smallest eigenvalues.
     """
-    record = chosen_layer(subject.record(image), layer)
+    record = next(iter(subject.record(image).values()))
     if not isinstance(record.attention, SoftmaxFreeAttention):
         raise UserError(
-            f"layer {record.name!r} of {subject.title} has no landmark matrix; choose one of "
-            "SOFT or SOFT++"
+            f"{subject.title} has no landmark matrices; give the checkpoint of a model with SOFT "
+            "or SOFT++"
         )
     sampler: Any = record.attention.sampler
     if sampler.num_landmarks is not None:
         raise UserError(
-            f"layer {record.name!r} of {subject.title} has {sampler.num_landmarks} landmarks at "
-            "all sizes; take a model whose number of landmarks grows with the image"
+            f"{subject.title} has {sampler.num_landmarks} landmarks at all sizes; take a model "
+            "whose number of landmarks grows with the image"
         )
     now = math.sqrt(_landmarks_of(record).shape[-2] - record.attention.prefix_tokens)
     size = round(subject.classifier.size * side / now)
@@ -128,7 +127,6 @@ def growth(found: Sequence[Point], inverse: str, quantity: str) -> float | None:
 def draw_spectrum(
     checkpoint: Path | None = None,
     images: list[Path] | None = None,
-    layer: int | str = 0,
     out: Path = Path("figures"),
     modules: Names = None,
 ) -> None:
@@ -141,7 +139,6 @@ def draw_spectrum(
         checkpoint: Checkpoint of a run that trained a classifier with SOFT or SOFT++; default: the
             SOFT++ model that comes with the package.
         images: Image files, such as [cat.jpg,dog.jpg]; default: 4 handwritten digits.
-        layer: Layer to look at: a number in the order in which layers run, or a name.
         out: Folder for spectrum.png, spectrum.svg and spectrum.csv.
         modules: Python modules to import first, which register attentions of your own.
     """
@@ -151,7 +148,7 @@ def draw_spectrum(
     found: list[Point] = []
     shown: dict[str, Tensor] = {}
     for name, image in tqdm(given.items(), "spectrum", leave=False):
-        matrices = {side: landmark_matrix(subject, image, layer, side) for side in SIDES}
+        matrices = {side: landmark_matrix(subject, image, side) for side in SIDES}
         shown[name] = eigenvalues(matrices[SHOWN]).flip(-1)
         found += points(name, matrices.values())
     figure, (axes,) = panels(3, width=4.3, height=4.2)

@@ -136,9 +136,9 @@ def measure_spectrum(runs: Path, seeds: Sequence[int]) -> Rows:
     for seed, subject in _trained(runs, seeds):
         points: list[spectrum_figure.Point] = []
         for image in _test_images(spectrum_figure.IMAGES):
-            sides = spectrum_figure.SIDES
-            matrices = (spectrum_figure.landmark_matrix(subject, image, 0, side) for side in sides)
-            points += spectrum_figure.points("", matrices)
+            for side in spectrum_figure.SIDES:
+                matrix = spectrum_figure.landmark_matrix(subject, image, side)
+                points += spectrum_figure.points("", [matrix])
         for inverse in spectrum_figure.LINES:
             for norm in spectrum_figure.NORMS:
                 exponent = spectrum_figure.growth(points, inverse, norm)
