@@ -11,7 +11,7 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 from softmaxfree.lab.explore.drawing import FORMAT
 from softmaxfree.lab.explore.looks import photo
-from softmaxfree.lab.explore.view import Choice, View
+from softmaxfree.lab.explore.view import Asked, View
 from softmaxfree.lab.figures.subject import Subject
 from softmaxfree.models.build import BackboneConfig, build_model
 from softmaxfree.models.weights import Weights
@@ -57,10 +57,10 @@ def click_seconds(view: View, models: tuple[str, ...], clicks: int = CLICKS) -> 
         view.look(model, image)  # done when the image was chosen
     seconds = []
     for number in range(clicks):
-        choice = Choice(place=(number / clicks, 0.5))
+        asked = Asked(place=(number / clicks, 0.5))
         start = time.perf_counter()
         for model in models:
-            for picture in view.maps(view.look(model, image), choice)[:4]:
+            for picture in view.maps(view.look(model, image), asked)[:4]:
                 if isinstance(picture, Image.Image):
                     picture.save(io.BytesIO(), FORMAT)
         seconds.append(time.perf_counter() - start)

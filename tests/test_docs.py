@@ -104,5 +104,10 @@ def test_the_quick_start_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "multiply-adds" in capsys.readouterr().out
 
 
+def test_the_page_of_figures_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_examples("docs/figures.md")["rows"].shape == (2, 16, 16)
+    assert "stages.0.blocks.0.attention" in capsys.readouterr().out
+
+
 def test_the_method_in_a_few_lines_is_the_operation() -> None:
     assert run_examples("docs/method.md")["out"].shape == (784, 32)

@@ -100,10 +100,12 @@ def test_the_guide_to_attentions_runs(capsys: pytest.CaptureFixture[str]) -> Non
     from softmaxfree.layers.registry import ATTENTIONS
 
     guide = Path(__file__).parents[1] / "docs/attentions.md"
-    names: dict[str, Any] = {"__name__": "guide"}
+    names: dict[str, Any] = {}
     try:
         for code in re.findall(r"```python\n(.*?)```", guide.read_text(), re.DOTALL):
-            exec(code, names)
+            block: dict[str, Any] = {"__name__": "guide"}  # each runs on its own, as in a file
+            exec(code, block)
+            names |= block
         battery = names["TestElu"]()
         tests = [name for name in dir(battery) if name.startswith("test_")]
         assert len(tests) > 12

@@ -63,9 +63,9 @@ def test_a_visit(page: Any, url: str, tmp_path: Path) -> None:
     page.locator("#iters input[type=range]").press("ArrowRight")
     page.wait_for_selector("#left-caption:has-text('WHAT IF 1 step.')")
     page.locator("#inverse input").click()
-    newton = page.get_by_role("option", name="newton")
-    changes(page, "left-convergence", newton.click)
+    page.get_by_role("option", name="newton").click()
     page.wait_for_selector("#left-caption:has-text('WHAT IF newton, 1 step.')")
+    page.wait_for_selector("#left-convergence canvas, #left-convergence svg")
 
     # Files: a bad one, one of too many pixels, one that is too large, a good one.
     (tmp_path / "notes.png").write_text("not an image")

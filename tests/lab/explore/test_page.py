@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from softmaxfree.lab.explore.answers import TRAINED, place_of, taken
+from softmaxfree.lab.explore.answers import place_of, taken
 from softmaxfree.lab.explore.uploads import Inbox, Photos
-from softmaxfree.lab.explore.view import View
+from softmaxfree.lab.explore.view import Asked, View
+from softmaxfree.lab.figures.subject import Subject
 
 from .conftest import noise
 
@@ -41,9 +42,23 @@ def test_it_is_built_of_what_is_here(page: Any, view: View) -> None:
     for name in ("patch", "left-heat", "right-heat", "layer", "head", "times", "inverse"):
         assert f"'{name}'" in config
     assert "what if: normalisation" in config
+    kinds = {
+        part["props"].get("elem_id"): part["type"]
+        for part in blocks.get_config_file()["components"]
+    }
+    assert kinds["left-convergence"] == "nativeplot"  # drawn in the page's colours, light or dark
     theme = page._theme()
     assert not theme._stylesheets
     assert not any(function.api_visibility == "public" for function in blocks.fns.values())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_models_that_the_user_gave_are_chosen(page: Any, models: dict[str, Subject]) -> None:
+    names = {"left-model": "SOFT (runs/mine)", "right-model": "SOFT++ (digits)"}
+    found = {"SOFT++ (digits)": models["softpp"], "softmax (digits)": models["softmax"]}
+    blocks = page.build(View(found | {"SOFT (runs/mine)": models["soft"]}, {"noise": noise(0)}))
+    props = [part["props"] for part in blocks.get_config_file()["components"]]
+    assert {p["elem_id"]: p["value"] for p in props if p.get("elem_id") in names} == names
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -112,10 +127,10 @@ def test_a_visitor_whose_session_has_ended_is_told(page: Any, view: View) -> Non
     import gradio as gr
 
     blocks = page.build(view)
-    for name in ("maps", "predictions", "curves"):
+    for name in ("maps", "predictions", "curves_of"):
         (function,) = [f.fn for f in blocks.fns.values() if f.name == name]
         with pytest.raises(gr.Error, match="Your session has ended"):
-            function(None, (0.5, 0.5), 1, 1, 1, TRAINED, 0, TRAINED, "softpp", "softmax")
+            function(*Asked(left="softpp", right="softmax"))
 
 
 def test_places() -> None:

@@ -12,20 +12,22 @@ from torch import Tensor, nn
 
 from softmaxfree import attention_rows, recorded_attention
 from softmaxfree.analysis.attention_record import AttentionRecord
-from softmaxfree.lab.explore.answers import TRAINED, Answers
+from softmaxfree.lab.explore.answers import Answers
 from softmaxfree.lab.explore.attended import (
     AS_TRAINED,
+    OWN,
+    STEPS,
     Place,
     WhatIf,
     attended,
     convergence_of,
     factors_of,
-    landmark_grid,
+    landmark_boxes,
     supposed,
 )
 from softmaxfree.lab.explore.looks import Look, Photo, look
 from softmaxfree.lab.explore.uploads import Photos
-from softmaxfree.lab.explore.view import Choice, View, side_of
+from softmaxfree.lab.explore.view import Asked, View, side_of
 from softmaxfree.lab.figures.subject import Subject
 from softmaxfree.layers.registry import build_attention
 
@@ -45,20 +47,9 @@ def answers_of(view: View, *sent: Photo) -> Answers:
     return Answers(view, photos)
 
 
-def asked(view: View, **changes: Any) -> list[Any]:
-    values: dict[str, Any] = {
-        "photo": view.photos["noise"].digest,
-        "place": (0.5, 0.5),
-        "layer": 1,
-        "head": 1,
-        "times": 1,
-        "inverse": TRAINED,
-        "iters": 0,
-        "normalize": TRAINED,
-        "left": "softpp",
-        "right": "softmax",
-    }
-    return list((values | changes).values())
+def asked(view: View, **changes: Any) -> Asked:
+    chosen = Asked(view.photos["noise"].digest, left="softpp", right="softmax")
+    return chosen._replace(**changes)
 
 
 @pytest.mark.parametrize("name", ATTENTIONS)
@@ -73,12 +64,27 @@ def test_maps_are_rows_of_the_attention(name: str, view: View) -> None:
             torch.testing.assert_close(maps_of(found, layer, place), expected)
 
 
+def test_the_atlas_has_no_white_beside_its_maps(view: View) -> None:
+    """A white margin would glare on a dark page."""
+    atlas = view.maps(view.look("softpp", view.photos["noise"]), Asked()).atlas
+    assert atlas.getpixel((0, 0)) == (0, 0, 0, 0)
+    assert atlas.getpixel((60, 40))[3] == 255
+
+
+def test_a_caption_begins_with_the_whole_name(models: dict[str, Subject]) -> None:
+    """In the list of models a long name is cut."""
+    name = f"SOFT++ (runs/{'long-' * 20}name/last.ckpt)"
+    view = View({name: models["softpp"], "softmax": models["softmax"]}, {"noise": noise(0)})
+    _, caption, _, _ = answers_of(view).predictions(*asked(view, left=name))
+    assert caption == f"{name}: 32 x 32 pixels, trained at 32 x 32."
+
+
 def test_the_prediction_is_the_models(view: View) -> None:
     subject, shown = view.models["softpp"], view.photos["noise"]
     found = view.look("softpp", shown, 2)
     with torch.no_grad():
         logits = subject.classifier.model(subject.classifier.tensor(shown.image, 64))
-    prediction = view.prediction(found, view.look("softpp", shown))
+    prediction = view.prediction(found)
     expected = logits.softmax(1)[0].tolist()
     assert list(prediction.probabilities.values()) == pytest.approx(expected)
     assert "64 x 64 pixels, trained at 32 x 32" in prediction.caption
@@ -122,7 +128,7 @@ def test_what_is_kept_is_bounded(
     sizes, hook = passes(small.models["softpp"])
     try:
         for seed in (0, 1, 0, 2, 0, 1, 0):  # 1 goes when 2 comes
-            assert small.maps(small.look("softpp", noise(seed)), Choice()).heat is not None
+            assert small.maps(small.look("softpp", noise(seed)), Asked()).heat is not None
         assert len(sizes) == runs
     finally:
         hook.remove()
@@ -134,7 +140,10 @@ def test_what_if_is_a_layer_with_other_settings(name: str, view: View) -> None:
     model = subject.classifier.model
     before = {key: str(value) for key, value in _settings(model).items()}
     found = view.look(name, view.photos["noise"])
-    what_if = WhatIf("newton", 3, normalize=name == "soft")
+    other = "SOFT++" if name == "soft" else "SOFT"
+    chosen = Asked(layer=layer + 1, inverse="newton", iters=3, normalize=other)
+    what_if = chosen.what_if
+    assert what_if == WhatIf("newton", 3, normalize=name == "soft")
     maps = maps_of(found, layer, (0.5, 0.5), what_if)
     assert {key: str(value) for key, value in _settings(model).items()} == before
 
@@ -146,7 +155,7 @@ def test_what_if_is_a_layer_with_other_settings(name: str, view: View) -> None:
     torch.testing.assert_close(maps, expected)
     as_trained = maps_of(found, layer, (0.5, 0.5))
     assert (maps - as_trained).abs().max() > 0.1 * as_trained.abs().max()
-    assert "WHAT IF newton, 3 steps" in view.maps(found, Choice(layer, what_if=what_if)).caption
+    assert "WHAT IF newton, 3 steps" in view.maps(found, chosen).caption
 
 
 def _settings(model: nn.Module) -> dict[str, Any]:
@@ -160,12 +169,12 @@ def _settings(model: nn.Module) -> dict[str, Any]:
 
 def test_what_if_does_not_apply_to_softmax(view: View) -> None:
     found = view.look("softmax", view.photos["noise"])
-    what_if = WhatIf("exact", None, normalize=False)
-    assert supposed(found.layers[0], what_if) is found.layers[0]
-    maps = view.maps(found, Choice(what_if=what_if))
+    chosen = Asked(inverse="exact", normalize="SOFT")
+    assert supposed(found.layers[0], chosen.what_if) is found.layers[0]
+    maps = view.maps(found, chosen)
     assert "What-if does not apply" in maps.caption
     assert maps.landmarks is None
-    assert view.convergence(found, Choice(what_if=what_if)) is None
+    assert view.convergence(found, chosen) is None
 
 
 def record_with(**options: Any) -> AttentionRecord:
@@ -190,29 +199,32 @@ def record_with(**options: Any) -> AttentionRecord:
 )
 def test_landmarks_are_drawn_where_their_tokens_are(options: dict[str, Any]) -> None:
     record = record_with(**options)
-    found = landmark_grid(record)
-    assert found is not None
-    assert found.num_landmarks + record.attention.prefix_tokens == record.factors().A.shape[-1]
+    found = landmark_boxes(record)
+    assert len(found) + record.attention.prefix_tokens == record.factors().A.shape[-1]
     if options == {"sampler": "conv"}:
-        assert found.rows == pytest.approx((0, 0.4, 0.8, 1))
-        assert found.columns == pytest.approx((0, 1 / 3, 2 / 3, 1))
+        assert found[1] == pytest.approx((0, 1 / 3, 0.4, 2 / 3))
+        assert found[-1] == pytest.approx((0.8, 2 / 3, 1, 1))
     if options["sampler"] == "biased":
-        assert found.points[1] == pytest.approx((0.05, 1.5 / 12))
+        assert found[1] == pytest.approx((0, 1 / 12, 0.1, 2 / 12))
 
 
 def test_convergence() -> None:
     record = record_with(inverse="newton", iters=8)
-    found = convergence_of(record, record.factors(), 1)
-    assert found.curves["newton"][5] == pytest.approx(found.own, rel=1e-3)  # after 8 steps
-    assert found.curves["newton"][0] > 0.1 > 1e-3 > found.curves["newton"][-1]
-    assert found.curves["rescaled"][-1] < 1e-4
+    curves: dict[str, list[float]] = {}
+    for row in convergence_of(record, record.factors(), 1):
+        assert row["steps"] == STEPS[len(curves.setdefault(row["method"], []))]
+        curves[row["method"]].append(row["exponent"])
+    assert curves[OWN] == [pytest.approx(curves["newton"][5], abs=1e-3)] * 12  # after 8 steps
+    assert curves["newton"][0] > -1 > -3 > curves["newton"][-1]
+    assert curves["rescaled"][-1] < -4
 
 
 def test_a_resolution_that_fails_is_told(view: View) -> None:
     shown = view.photos["noise"]
-    for name, fails in (("soft", True), ("softpp", False), ("softmax", False)):
-        prediction = view.prediction(view.look(name, shown, 4), view.look(name, shown))
-        assert ("do not trust" in prediction.caption) == fails, prediction.caption
+    with pytest.warns(UserWarning, match="times as strong as at 32 x 32"):
+        assert "as SOFT is not normalised" in view.prediction(view.look("soft", shown, 2)).caption
+    for name in ("softpp", "softmax"):
+        assert "Warning" not in view.prediction(view.look(name, shown, 2)).caption
 
 
 def test_sides(models: dict[str, Subject]) -> None:
@@ -251,6 +263,7 @@ def at_once(*calls: Callable[[], Any]) -> list[Any]:
     return results
 
 
+@pytest.mark.filterwarnings("ignore:at 64 x 64 pixels attention is")
 def test_two_users_at_once_see_what_each_sees_alone(view: View) -> None:
     users = [
         asked(view, times=1, layer=2),
@@ -259,7 +272,7 @@ def test_two_users_at_once_see_what_each_sees_alone(view: View) -> None:
         ),
     ]
 
-    def everything(view: View, values: list[Any]) -> list[Any]:
+    def everything(view: View, values: Asked) -> list[Any]:
         answers = answers_of(view, noise(1))
         return answers.maps(*values) + answers.curves(*values) + answers.predictions(*values)
 

@@ -110,6 +110,23 @@ def test_the_cross_is_in_the_middle_of_the_patch(write_checkpoint: WriteCheckpoi
         assert (*cross.get_xdata(), *cross.get_ydata()) == pytest.approx((7.5 / 8, 2.5 / 8))
 
 
+def test_many_heads_of_one_model_make_no_ribbon(write_checkpoint: WriteCheckpoint) -> None:
+    (subject,) = subjects([write_checkpoint("softpp")])
+    (image,) = given_images(None, 1).values()
+    one = heatmap.heatmap(subject, image, (0.5, 0.5), -1)
+    figure = heatmap.draw([one._replace(weights=one.weights[:1].repeat(10, 1, 1))], "name-" * 20)
+    figure.canvas.draw()
+    titles = [ax.get_title() for ax in figure.axes]
+    assert titles == ["SOFT++", *(f"head {head}" for head in range(10))]
+    assert 1 / 2 < figure.bbox.width / figure.bbox.height < 2
+    (title,) = [text for text in figure.texts if "attends to" in text.get_text()]
+    assert one.layer in title.get_text().replace("\n", "")
+    box = title.get_window_extent()
+    assert figure.bbox.contains(box.x0, box.y0)
+    assert figure.bbox.contains(box.x1, box.y1)
+    plt.close(figure)
+
+
 def test_ranges_are_said_with_what_is_below_0_or_not_finite(
     write_checkpoint: WriteCheckpoint,
 ) -> None:
@@ -128,8 +145,12 @@ def test_ranges_are_said_with_what_is_below_0_or_not_finite(
 
 
 def test_files_of_one_name_have_figures_of_their_own(
-    tmp_path: Path, write_checkpoint: WriteCheckpoint, picture: Path
+    tmp_path: Path,
+    write_checkpoint: WriteCheckpoint,
+    picture: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(heatmap, "draw", lambda maps, name: plt.figure())
     same = tmp_path / "a cat v2.png"
     Image.open(picture).rotate(90).save(same)
     ckpts = [write_checkpoint("softpp"), write_checkpoint("softpp", "other run")]

@@ -11,11 +11,12 @@ from softmaxfree.lab.figures import newton
 from softmaxfree.lab.figures.subject import given_images, subjects
 
 
-def test_a_diagonal_matrix_follows_the_closed_form() -> None:
+def test_a_diagonal_matrix_follows_the_closed_form(monkeypatch: pytest.MonkeyPatch) -> None:
     """After k steps from alpha A, 1 - s X is (1 - alpha s^2)^(2^k) of an eigenvalue s."""
     eigenvalues = torch.tensor([1.0, 0.5, 0.25], dtype=torch.float64)
     a = torch.diag(eigenvalues).unsqueeze(0)
-    found = {curve.method: curve for curve in newton.curves({"stage 1": a}, most_steps=6)}
+    monkeypatch.setattr(newton, "MOST_STEPS", 6)
+    found = {curve.method: curve for curve in newton.curves({"stage 1": a})}
     alpha = 1.8  # by |A|_1 = 1
     for steps, value in enumerate(found["newton"].mean, 1):
         left = eigenvalues * (1 - alpha * eigenvalues**2) ** (2**steps)
@@ -48,6 +49,7 @@ def test_the_command_draws_writes_and_tells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(newton, "IMAGES", 1)
+    monkeypatch.setattr(newton, "MOST_STEPS", 4)
     main(["figures", "newton", "--out", str(tmp_path)])
     told = capsys.readouterr().out
     assert "backtrack" in told

@@ -16,19 +16,17 @@ from softmaxfree.ops.kernel import kernel_matrix
 def test_the_matrix_is_the_layers_own_at_the_size_that_has_so_many_tokens() -> None:
     (subject,) = subjects(None, embedded=["softpp"])
     (image,) = given_images(None, 1).values()
-    a = spectrum.landmark_matrix(subject, image, 0, side=7)
+    a = spectrum.landmark_matrix(subject, image, side=7)
     assert a.shape == (2, 49, 49)
     own = subject.record(image, 56)["stages.0.blocks.0.attention"].factors().A[0]
     torch.testing.assert_close(a, own.double(), atol=1e-6, rtol=0)
-    with pytest.raises(ValueError, match="layer must be a name or a number"):
-        spectrum.landmark_matrix(subject, image, 9, side=7)
 
 
 def test_small_eigenvalues_are_the_kernels_and_not_rounding() -> None:
     """The Gaussian kernel of distinct tokens is positive definite; in float32 it is not."""
     (subject,) = subjects(None, embedded=["softpp"])
     image = list(given_images(None, 2).values())[1]
-    a = spectrum.landmark_matrix(subject, image, 0, side=14)
+    a = spectrum.landmark_matrix(subject, image, side=14)
     own = subject.record(image, 112)["stages.0.blocks.0.attention"].factors().A[0].double()
     assert torch.linalg.eigvalsh(own).min() < -1e-8
     assert torch.linalg.eigvalsh(a).min() > 1e-9
@@ -58,20 +56,19 @@ def test_the_growth_is_fitted_where_the_rank_is_full() -> None:
     assert spectrum.growth(found, "exact", "softpp") == pytest.approx(1)
     assert spectrum.growth(found[:1], "exact", "soft") is None
     assert "2.00" in spectrum.growth_table(found)
-    assert spectrum._rounded(-0.01, 1) == "0.0"
     assert "m = [49, 100, 196]" in spectrum.growth_table(found)
 
 
 def test_models_with_a_fixed_number_of_landmarks_are_refused() -> None:
     (image,) = given_images(None, 1).values()
     (softmax,) = subjects(None, embedded=["softmax"])
-    with pytest.raises(ValueError, match="has no landmark matrix; choose one of SOFT"):
-        spectrum.landmark_matrix(softmax, image, 0, side=7)
+    with pytest.raises(ValueError, match="has no landmark matrices; give"):
+        spectrum.landmark_matrix(softmax, image, side=7)
     (fixed,) = subjects(None, embedded=["softpp"])
     sampler = fixed.classifier.model.get_submodule("stages.0.blocks.0.attention").sampler
     sampler.num_landmarks = 16
     with pytest.raises(ValueError, match="has 16 landmarks at all sizes; take a model"):
-        spectrum.landmark_matrix(fixed, image, 0, side=7)
+        spectrum.landmark_matrix(fixed, image, side=7)
 
 
 def test_the_command_draws_writes_and_tells(

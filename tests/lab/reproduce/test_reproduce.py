@@ -1,14 +1,17 @@
 """`softmaxfree reproduce`, at toy size: real runs, resumed, judged and written."""
 
 import json
-import shutil
+import shlex
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from PIL import Image
 
 from softmaxfree.cli import main
+from softmaxfree.errors import DivergedError
 from softmaxfree.lab.reproduce.contestants import CONTESTANTS
 from softmaxfree.lab.reproduce.experiments import EXPERIMENTS, Claim, Experiment
 from softmaxfree.lab.reproduce.records import contestant_runs, read_records, sort_records
@@ -43,17 +46,21 @@ def test_an_experiment_end_to_end(
     claims = (Claim("softpp", "soft", "80.9 over 80.9"), Claim("softpp", "soft", "", "accuracy@64"))
     monkeypatch.setitem(EXPERIMENTS, "toy", Experiment("A toy", claims))
     given = {"workers": 2, "threads": 1, "runs": Path("runs"), "out": Path("out")}
+    (known,) = contestant_runs("soft", Path("runs"), Path("out/runs.jsonl"), TOY, seeds=[0])
+    command = {"command": shlex.join(["softmaxfree", *known.command()])}
+    Path("out").mkdir()  # a run that has a record is not trained again
+    Path("out/runs.jsonl").write_text(record("soft", 0, 0.25, **command) + "\n")
     run_experiments(["toy"], **given, seeds=[0], arguments=TOY)
+    assert {path.name for path in Path("runs").iterdir()} == {"softpp-0", "softpp-0.log"}
     told = capsys.readouterr().out
-    assert "softpp > soft at 64 pixels" in told
+    assert "| softpp > soft at 64 pixels |" in told
     content = json.loads(Path("out/toy.json").read_text())
     assert [row["contestant"] for row in content["rows"]] == ["softpp", "soft"]
     records = Path("out/runs.jsonl").read_text()
     assert len(records.splitlines()) == 2
     assert "--model" not in read_records(Path("out/runs.jsonl"))["softpp", 0]["command"]
     scores = scores_of(scored("toy", Path("out")), "accuracy@64")
-    means = {name: sum(values) / len(values) for name, values in scores.items()}
-    assert f"{means['softpp']:.1f} over {means['soft']:.1f}" in told
+    assert f"{scores['softpp'][0]:.1f} over 25.0" in told
 
     write_tables(Path("out"))
     assert Path("out/toy.png").read_bytes().startswith(b"\x89PNG")
@@ -61,18 +68,13 @@ def test_an_experiment_end_to_end(
     assert "A toy" in text
     assert "| softpp > soft at 64 pixels |" in text
 
-    shutil.rmtree("runs")  # the records stay, and a run that has one is not trained again
-    records = Path("out/runs.jsonl").read_text()
-    run_experiments(["toy"], **given, seeds=[0], arguments=TOY)
-    assert not Path("runs").exists()
-    assert Path("out/runs.jsonl").read_text() == records
     with pytest.raises(ValueError, match="holds a run of another command"):
         run_experiments(["toy"], **given, seeds=[0], arguments=(*TOY, "--model.lr=1"))
 
 
-def record(contestant: str, seed: int, score: float) -> str:
+def record(contestant: str, seed: int, score: float, **more: Any) -> str:
     scores = {"accuracy": {"32": score, "48": score, "64": score}}
-    return json.dumps({"contestant": contestant, "seed": seed, "scores": scores})
+    return json.dumps({"contestant": contestant, "seed": seed, "scores": scores} | more)
 
 
 def test_records_are_sorted_and_a_torn_line_is_left_out(tmp_path: Path) -> None:
@@ -113,16 +115,28 @@ def test_tables_and_the_page_are_made_from_the_records(
     assert "- `softmaxfree reproduce tied`: Queries and keys" in page.partition("## Not run yet")[2]
 
 
-@pytest.mark.slow
-def test_a_run_that_diverges_scores_as_guessing_does(images: None, tmp_path: Path) -> None:
-    arguments = (*TOY[1:], "--trainer.max_steps=20", "--model.lr=1e20", "--model.warmup_steps=0")
-    records = tmp_path / "runs.jsonl"
-    (run,) = contestant_runs("softpp", tmp_path / "runs", records, arguments, seeds=[0])
+def test_a_run_that_diverges_scores_as_guessing_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`softmaxfree fit` then ends with status 3, after it has written what it is."""
+    records, ended = tmp_path / "runs.jsonl", list[list[str]]()
+    (run,) = contestant_runs("softpp", tmp_path / "runs", records, seeds=[0])
+
+    def end(words: list[str], stdout: Any, **_: Any) -> subprocess.CompletedProcess[bytes]:
+        ended.append(words)
+        run.folder.mkdir()
+        command = shlex.join(["softmaxfree", *run.command()])
+        (run.folder / "run.json").write_text(json.dumps({"command": command}))
+        stdout.write("softmaxfree: error: the loss is nan")
+        return subprocess.CompletedProcess(words, DivergedError.exit_code)
+
+    monkeypatch.setattr(subprocess, "run", end)
     run.train(1)
     told = read_records(records)["softpp", 0]
-    assert "diverged" in told
+    assert "the loss is nan" in told["diverged"]
     assert told["scores"]["accuracy"] == {"32": 0.1, "48": 0.1, "64": 0.1}
     run.train(1)  # is not tried again
+    assert len(ended) == 1
 
 
 def test_claims_name_contestants_that_are_there() -> None:

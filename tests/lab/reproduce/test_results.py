@@ -37,7 +37,7 @@ def test_the_page_is_what_the_results_say() -> None:
 
 @pytest.mark.parametrize("name", titles())
 def test_tables_are_what_the_results_say(name: str) -> None:
-    assert findings(name, RESULTS).markdown in (RESULTS / f"{name}.md").read_text()
+    assert findings(name, RESULTS).report in (RESULTS / f"{name}.md").read_text()
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

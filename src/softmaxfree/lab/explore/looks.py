@@ -36,8 +36,8 @@ class Look:
     subject: Subject
     key: Hashable
     """Model, image and size."""
-    seen: Tensor
-    """(S, S, 3), the image as the model sees it, from 0 to 1."""
+    tensor: Tensor
+    """(1, 3, S, S), the image as the model takes it."""
     probabilities: Tensor
     """(classes)."""
     layers: tuple[AttentionRecord, ...]
@@ -45,7 +45,12 @@ class Look:
 
     @property
     def side(self) -> int:
-        return self.seen.shape[0]
+        return self.tensor.shape[-1]
+
+    @property
+    def seen(self) -> Tensor:
+        """(S, S, 3), the image as the model sees it, from 0 to 1."""
+        return self.subject.classifier.seen(self.tensor)
 
     @property
     def nbytes(self) -> int:
@@ -53,7 +58,7 @@ class Look:
 
 
 def look_key(subject: Subject, photo: Photo, side: int) -> Hashable:
-    return id(subject.classifier), photo.digest, side
+    return subject, photo.digest, side
 
 
 def look(subject: Subject, photo: Photo, side: int) -> Look:
@@ -73,13 +78,8 @@ def look(subject: Subject, photo: Photo, side: int) -> Look:
             f"{subject.title} takes no images of {side} x {side} pixels ({reason}): choose another "
             "resolution"
         ) from error
-    return Look(
-        subject,
-        look_key(subject, photo, side),
-        classifier.seen(tensor),
-        logits.softmax(1)[0],
-        tuple(layers.values()),
-    )
+    key = look_key(subject, photo, side)
+    return Look(subject, key, tensor, logits.softmax(1)[0], tuple(layers.values()))
 
 
 def distinct_bytes(tensors: Iterable[Tensor | None]) -> int:

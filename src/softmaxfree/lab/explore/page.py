@@ -17,17 +17,19 @@ import torch
 from ...errors import UserError
 from ...imports import Names, import_modules, needs
 from ...ops.inverse import INVERSES
+from ..figures.newton import METHODS
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported
 with needs("explore", "the explorer"):
     import gradio as gr
+    import pandas as pd  # type: ignore[import-untyped]  # comes with gradio
 
-    from .answers import MOST_TIMES, NORMALIZE, TRAINED, Answers, place_of, taken
-    from .attended import STEPS
+    from .answers import MOST_TIMES, Answers, place_of, taken
+    from .attended import ITERATIVE, OWN, STEPS
     from .drawing import FORMAT
     from .looks import Photo
     from .uploads import LIMITS, EndedError, Inbox, Photos
-    from .view import View, available_models, example_photos
+    from .view import NORMALIZE, TRAINED, View, available_models, example_photos
 
 MOST_BYTES = LIMITS.bytes or 0
 
@@ -45,6 +47,15 @@ Files may be {", ".join(LIMITS.formats[:-1])} or {LIMITS.formats[-1]}, of at mos
 {MOST_BYTES // 2**20} MB and {LIMITS.pixels // 10**6} million pixels, and stay on the machine that
 runs this page.
 """
+
+LINES = {method: METHODS[method][1] for method in ITERATIVE} | {"paper": "#888888", OWN: "#E69F00"}
+"""Colours of the convergence that can be seen on a light page and on a dark one."""
+
+PRIVATE = {"api_visibility": "private"}
+"""Of events: the page has no interface for programs."""
+
+FIXED: dict[str, Any] = {"show_label": False, "interactive": False, "buttons": []}
+"""Of pictures that are shown and not edited."""
 
 CSS = """
 .titled { gap: 4px; }
@@ -104,13 +115,11 @@ def explore(
 def build(view: View) -> Any:
     """The page, as Gradio's blocks."""
     shown = list(view.photos.values())
-    with gr.Blocks(
-        title="softmaxfree explore",
-        analytics_enabled=False,
-        delete_cache=(600, 3600),
-        fill_width=True,
-    ) as page:
-        parts = _lay_out(list(view.models), shown)
+    quiet = {"analytics_enabled": False, "delete_cache": (600, 3600)}
+    with gr.Blocks(title="softmaxfree explore", fill_width=True, **quiet) as page:
+        # Those that the user gave come first, and are chosen.
+        names = sorted(view.models, key=lambda name: name.endswith("(digits)"))
+        parts = _lay_out(names, shown)
         photos = Photos(shown)
         _take_events(page, parts, shown, photos)
         _answer_events(page, parts, Answers(view, photos))
@@ -125,16 +134,10 @@ def _lay_out(names: list[str], shown: Sequence[Photo]) -> Parts:
             patch = _picture("Click a patch", "patch")
             message = gr.Textbox(show_label=False, visible=False, elem_id="message")
             upload = gr.UploadButton("Upload an image", elem_id="upload", size="sm")
+            size: dict[str, Any] = {"columns": 3, "height": 190, "object_fit": "cover"}
+            pictures = [example.image for example in shown]
             examples = gr.Gallery(
-                [example.image for example in shown],
-                show_label=False,
-                columns=3,
-                height=190,
-                object_fit="cover",
-                allow_preview=False,
-                interactive=False,
-                buttons=[],
-                elem_id="examples",
+                pictures, elem_id="examples", allow_preview=False, **size, **FIXED
             )
             controls = _controls()
         left = _side("left", names, names[0])
@@ -159,11 +162,7 @@ def _take_events(page: Any, parts: Parts, shown: Sequence[Photo], photos: Photos
     def take_example(event: gr.SelectData) -> tuple[str, Any]:
         return shown[event.index].digest, gr.Textbox("", visible=False)
 
-    taking: dict[str, Any] = {
-        "api_visibility": "private",
-        "trigger_mode": "multiple",
-        "show_progress": "hidden",
-    }
+    taking: dict[str, Any] = PRIVATE | {"trigger_mode": "multiple", "show_progress": "hidden"}
     chosen = [parts.photo, parts.message]
     clicks = [picture.select for picture in (parts.patch, parts.left.heat, parts.right.heat)]
     # One at a time: of two clicks that are taken at once the first could be answered last.
@@ -186,18 +185,17 @@ def _answer_events(page: Any, parts: Parts, answers: Answers) -> None:
     curves = [side.convergence for side in sides]
     predictions = [part for side in sides for part in (side.prediction, side.predicted)]
 
+    def curves_of(*values: Any) -> list[Any]:
+        return [rows and pd.DataFrame(rows) for rows in answers.curves(*values)]
+
     def take_bounds(*values: Any) -> list[Any]:
         return [
             gr.Slider(maximum=most) if value <= most else gr.Slider(maximum=most, value=most)
             for most, value in zip(answers.bounds(*values), values[2:4])
         ]
 
-    answering: dict[str, Any] = {
-        "api_visibility": "private",
-        "trigger_mode": "always_last",
-        "show_progress": "minimal",
-        "show_progress_on": [parts.patch],
-    }
+    progress = {"show_progress": "minimal", "show_progress_on": [parts.patch]}
+    answering: dict[str, Any] = PRIVATE | {"trigger_mode": "always_last"} | progress
     models = [side.model.input for side in sides]
     settings = [control.input for control in controls]
     anew = [parts.photo.change, *models]
@@ -206,7 +204,7 @@ def _answer_events(page: Any, parts: Parts, answers: Answers) -> None:
         ([page.load, *models, controls.layer.input], take_bounds, bounds),
         ([*anew, parts.place.change, *settings], _told(answers.maps), maps),
         ([*anew, controls.times.input], _told(answers.predictions), predictions),
-        ([*anew, *settings], _told(answers.curves), curves),
+        ([*anew, *settings], _told(curves_of), curves),
     ):
         gr.on(triggers, answer, asked, outputs, **answering)
 
@@ -237,15 +235,9 @@ def _controls() -> Controls:
             container=True,
         )
         inverse = gr.Dropdown([TRAINED, *INVERSES], label="what if: inverse", elem_id="inverse")
-        iters = gr.Slider(
-            0,
-            STEPS[-1],
-            0,
-            step=1,
-            label="what if: iterations",
-            info="0: as trained; auto, cholesky and exact take none",
-            elem_id="iters",
-        )
+        none = "0: as trained; auto, cholesky and exact take none"
+        words = {"label": "what if: iterations", "info": none, "elem_id": "iters"}
+        iters = gr.Slider(0, STEPS[-1], 0, step=1, **words)
         normalize = gr.Radio(list(NORMALIZE), value=TRAINED, label="what if: normalisation")
     return Controls(layer, head, times, inverse, iters, normalize)
 
@@ -261,23 +253,25 @@ def _side(place: str, names: list[str], value: str) -> Side:
             heat = _picture("What the patch attends to", f"{place}-heat")
             landmarks = _picture("Landmarks, bright if near", f"{place}-landmarks")
         caption = gr.Markdown(elem_id=f"{place}-caption")
-        atlas = _picture("All layers, downwards, and all heads", f"{place}-atlas")
-        convergence = _picture("Convergence of the inverse", f"{place}-convergence")
+        atlas = _picture("All layers, downwards, and all heads", f"{place}-atlas", "png")
+        convergence = gr.LinePlot(
+            x="steps",
+            y="exponent",
+            color="method",
+            color_map=LINES,
+            color_title="B: landmark matrix and ridge",
+            y_title="log10 of |B X B \N{MINUS SIGN} B| / |B|",
+            y_lim=[-9, 1],
+            label="Convergence of the inverse",
+            elem_id=f"{place}-convergence",
+        )
     return Side(model, prediction, predicted, heat, landmarks, atlas, caption, convergence)
 
 
-def _picture(title: str, name: str) -> Any:
+def _picture(title: str, name: str, kind: str = FORMAT) -> Any:
     with gr.Column(min_width=160, elem_classes=["titled"]):
         gr.Markdown(f"**{title}**")
-        return gr.Image(
-            label=title,
-            show_label=False,
-            format=FORMAT,
-            interactive=False,
-            buttons=[],
-            alt_text=title,
-            elem_id=name,
-        )
+        return gr.Image(label=title, format=kind, alt_text=title, elem_id=name, **FIXED)
 
 
 def _launch(page: Any, host: str, port: int) -> None:

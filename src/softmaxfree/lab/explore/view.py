@@ -3,34 +3,27 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cachetools import LRUCache, cached
 from PIL import Image
+from torch import Tensor
 
+from ...analysis.diagnosis import diagnose
 from ...analysis.factors import Factors
+from ...layers.attention import SoftmaxFreeAttention
 from ..figures.subject import Subject, given_images, subjects
 from .attended import (
-    AS_TRAINED,
-    Attended,
-    Convergence,
+    STEPS,
     Place,
     WhatIf,
     attended,
     convergence_of,
     factors_of,
-    landmark_grid,
-    resolution_warning,
-    strength,
+    landmark_boxes,
     supposed,
 )
-from .drawing import (
-    atlas_picture,
-    convergence_picture,
-    heat_picture,
-    image_picture,
-    landmark_picture,
-)
+from .drawing import atlas_picture, heat_picture, image_picture, landmark_picture
 from .looks import Look, Photo, distinct_bytes, look, look_key, photo
 
 MOST_BYTES = 300_000_000
@@ -44,15 +37,40 @@ EXAMPLES = 10
 """The number of digits among the examples, one of each."""
 
 
-class Choice(NamedTuple):
-    """What a visitor looks at."""
+TRAINED = "as trained"
+NORMALIZE = {TRAINED: None, "SOFT++": True, "SOFT": False}
 
-    layer: int = 0
-    """In the order in which layers run, from 0; the last one if there are fewer."""
-    head: int = 0
-    """From 0; the last one if there are fewer."""
+
+class Asked(NamedTuple):
+    """What a visitor asks for: the values of the controls, in their order."""
+
+    photo: str | None = None
+    """Its key; None after a session has ended."""
     place: Place = (0.5, 0.5)
-    what_if: WhatIf = AS_TRAINED
+    layer: float = 1
+    """In the order in which layers run, from 1; the last one if there are fewer."""
+    head: float = 1
+    """From 1; the last one if there are fewer."""
+    times: float = 1
+    """The resolution, in units of the training size."""
+    inverse: str = TRAINED
+    """`TRAINED`, or a method."""
+    iters: float = 0
+    """0 for the trained number."""
+    normalize: str = TRAINED
+    """One of `NORMALIZE`."""
+    left: str = ""
+    right: str = ""
+
+    @property
+    def models(self) -> tuple[str, str]:
+        return self.left, self.right
+
+    @property
+    def what_if(self) -> WhatIf:
+        inverse = None if self.inverse == TRAINED else self.inverse
+        steps = min(int(self.iters), STEPS[-1])
+        return WhatIf(inverse, None if steps < 1 else steps, NORMALIZE[self.normalize])
 
 
 class Maps(NamedTuple):
@@ -81,8 +99,8 @@ class Prediction(NamedTuple):
 class View:
     """Pictures of models' attention. Threads may share it.
 
-    A click on a patch does not run a model again: forward passes, factors and residuals are kept,
-    those that were used last.
+    A click on a patch does not run a model again: forward passes and factors are kept, those that
+    were used last.
 
     Args:
         models: By name.
@@ -92,18 +110,18 @@ class View:
     def __init__(self, models: Mapping[str, Subject], photos: Mapping[str, Photo]) -> None:
         self.models, self.photos = dict(models), dict(photos)
         # One pass of a model at a time: timm's models remember the grid of their image.
-        self._passes = {name: Lock() for name in models}
+        self._passes = {subject: Lock() for subject in models.values()}
         looks: LRUCache[object, Look] = LRUCache(MOST_BYTES, lambda found: found.nbytes)
-        factors: LRUCache[object, Factors | None] = LRUCache(MOST_BYTES, _factors_bytes)
-        curves: LRUCache[object, Convergence] = LRUCache(1000)
+        factors: LRUCache[object, Factors | None] = LRUCache(
+            MOST_BYTES, lambda found: distinct_bytes(found or ())
+        )
         self._look = cached(looks, look_key, Lock())(look)
         self._factors = cached(factors, lambda look, *rest: (look.key, *rest), Lock())(factors_of)
-        self._curves = cached(curves, lambda look, *rest: (look.key, *rest), Lock())(self._inverted)
 
     def look(self, model: str, photo: Photo, times: float = 1) -> Look:
         """The forward pass of an image at a multiple of the training size."""
         subject = self.models[model]
-        with self._passes[model]:
+        with self._passes[subject]:
             return self._look(subject, photo, side_of(subject, times))
 
     def heads(self, model: str) -> list[int]:
@@ -111,63 +129,45 @@ class View:
         first = next(iter(self.photos.values()))
         return [record.q.shape[1] for record in self.look(model, first).layers]
 
-    def maps(self, look: Look, choice: Choice) -> Maps:
+    def maps(self, look: Look, asked: Asked) -> Maps:
         """Rows of the attention of all layers and heads."""
-        layer, head = _inside(look, choice)
+        layer, head = _chosen(look, asked)
         found = [
-            attended(record, self._factors(look, number, choice.what_if), choice.place)
+            attended(record, self._factors(look, number, asked.what_if), asked.place)
             for number, record in enumerate(look.layers)
         ]
-        chosen, record = found[layer], look.layers[layer]
-        grid, drawn = landmark_grid(record), None
-        if grid is not None and chosen.nearness is not None:
-            prefix = record.attention.prefix_tokens
-            nearness = chosen.nearness[head, prefix : prefix + grid.num_landmarks]
-            drawn = landmark_picture(look.seen, grid, nearness, chosen)
+        seen, drawn = look.seen, None
+        (maps, cell, nearness), boxes = found[layer], landmark_boxes(look.layers[layer])
+        if nearness is not None:
+            drawn = landmark_picture(seen, boxes, nearness[head], cell)
         return Maps(
-            image_picture(look.seen, choice.place),
-            heat_picture(look.seen, chosen.maps[head], chosen),
+            image_picture(seen, asked.place),
+            heat_picture(seen, maps[head], cell),
             drawn,
             atlas_picture(found, (layer, head)),
-            _caption(look, layer, head, chosen, choice.what_if),
+            _caption(look, layer, head, maps, asked.what_if),
         )
 
-    def convergence(self, look: Look, choice: Choice) -> Image.Image | None:
+    def convergence(self, look: Look, asked: Asked) -> list[dict[str, Any]] | None:
         """Residuals of the chosen layer's inverse; None if it inverts nothing."""
-        layer, head = _inside(look, choice)
-        if self._factors(look, layer, choice.what_if) is None:
+        layer, head = _chosen(look, asked)
+        factors = self._factors(look, layer, asked.what_if)
+        if factors is None:
             return None
-        found = self._curves(look, layer, head, choice.what_if)
-        return convergence_picture(found, str(choice.what_if))
+        return convergence_of(supposed(look.layers[layer], asked.what_if), factors, head)
 
-    def _inverted(self, look: Look, layer: int, head: int, what_if: WhatIf) -> Convergence:
-        factors = self._factors(look, layer, what_if)
-        assert factors is not None
-        return convergence_of(supposed(look.layers[layer], what_if), factors, head)
-
-    def prediction(self, look: Look, trained: Look) -> Prediction:
-        """The model's prediction. It does not depend on what-if settings.
-
-        Args:
-            look: At the chosen size.
-            trained: The same image at the training size.
-        """
-        classes = look.subject.classifier.classes
-        caption = f"{look.side} x {look.side} pixels, trained at {trained.side} x {trained.side}."
-        growths = (now / then for now, then in zip(self._strengths(look), self._strengths(trained)))
-        warning = "" if look is trained else resolution_warning(growths, look.side, trained.side)
-        named = dict(zip(classes, look.probabilities.tolist()))
-        warning = f" {warning}" if warning else ""
-        knows = look.subject.classifier.knows
-        return Prediction(named, f"{caption}{warning} The model {knows}")
-
-    def _strengths(self, look: Look) -> list[float]:
-        factors = [self._factors(look, layer, AS_TRAINED) for layer in range(len(look.layers))]
-        return [strength(one) for one in factors if one is not None]
-
-
-def _factors_bytes(factors: Factors | None) -> int:
-    return 0 if factors is None else distinct_bytes(factors)
+    def prediction(self, look: Look) -> Prediction:
+        """The model's prediction. It does not depend on what-if settings."""
+        classifier, warnings = look.subject.classifier, tuple[str, ...]()
+        trained = classifier.size
+        softmax_free = any(isinstance(x.attention, SoftmaxFreeAttention) for x in look.layers)
+        if softmax_free and look.side != trained:
+            with self._passes[look.subject]:
+                warnings = diagnose(classifier.model, look.tensor, trained).warnings
+        size = f"{look.side} x {look.side} pixels, trained at {trained} x {trained}."
+        named = dict(zip(classifier.classes, look.probabilities.tolist()))
+        words = [size, *(f"Warning: {text}." for text in warnings), f"The model {classifier.knows}"]
+        return Prediction(named, " ".join(words))
 
 
 def side_of(subject: Subject, times: float) -> int:
@@ -203,23 +203,28 @@ def example_photos() -> dict[str, Photo]:
     return {name: photo(name, image) for name, image in images.items()}
 
 
-def _inside(look: Look, choice: Choice) -> tuple[int, int]:
-    """The chosen layer and head, or the last ones of the model."""
-    layer = min(choice.layer, len(look.layers) - 1)
-    return layer, min(choice.head, look.layers[layer].q.shape[1] - 1)
+def inside(number: float, count: int) -> int:
+    """The index of a number that counts from 1; the first or the last if it is beyond."""
+    return min(max(int(number), 1), count) - 1
 
 
-def _caption(look: Look, layer: int, head: int, chosen: Attended, what_if: WhatIf) -> str:
-    record, weights = look.layers[layer], chosen.maps[head]
+def _chosen(look: Look, asked: Asked) -> tuple[int, int]:
+    """The chosen layer and head."""
+    layer = inside(asked.layer, len(look.layers))
+    return layer, inside(asked.head, look.layers[layer].q.shape[1])
+
+
+def _caption(look: Look, layer: int, head: int, maps: Tensor, what_if: WhatIf) -> str:
+    record = supposed(look.layers[layer], what_if)
+    attention, weights = record.attention, maps[head]
     height, width = record.layout.size
     text = (
-        f"Layer {layer + 1} of {len(look.layers)}, head {head + 1} of {len(chosen.maps)}, "
+        f"Layer {layer + 1} of {len(look.layers)}, head {head + 1} of {len(maps)}, "
         f"{height} x {width} tokens. Weights sum to {weights.sum():.3g}, from "
         f"{weights.min():.2g} to {weights.max():.2g}."
     )
-    grid = landmark_grid(record)
-    if grid is not None:
-        text += f" {grid.num_landmarks} landmarks."
+    if isinstance(attention, SoftmaxFreeAttention):
+        text += f" {len(landmark_boxes(record))} landmarks, inverse: {attention.inverse}."
         return f"WHAT IF {what_if}. {text}" if str(what_if) else text
     text += " No landmarks."
     if str(what_if):

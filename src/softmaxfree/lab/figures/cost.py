@@ -60,10 +60,7 @@ def draw_memory(results: Path = Path("results"), out: Path = Path("figures")) ->
     """
     memory = _read(results, "memory", "training_bytes", "titles", "exponents")
     models = _read(results, "models", "parameters")
-    rows = [
-        *_over_n("memory", memory, "training_bytes"),
-        *_accuracy_by_parameters(models),
-    ]
+    rows = [*_over_n("memory", memory, "training_bytes"), *_accuracy_by_parameters(models)]
     figure, ((left, right),) = panels(2, width=5.6, height=4.7)
     memory_panel(left, memory)
     beside = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
@@ -96,14 +93,10 @@ def draw_throughput(results: Path = Path("results"), out: Path = Path("figures")
     figure, ((forward, training), (left, right)) = panels(2, 2, width=5.4, height=3.6)
     panel(forward, attention, "forward_s")
     panel(training, attention, "training_s")
-    title = "growth of the forward time:"
-    figure.legend(
-        *entries(forward), loc="outside right upper", frameon=False, fontsize=9, title=title
-    )
-    _draw_points(left, [row for row in rows if row["panel"] == "peers"])
-    left.set_title("about 4.5 G multiply-adds, batch 1")
-    _draw_points(right, [row for row in rows if row["panel"] == "tiny"])
-    right.set_title("each attention in tiny, batch 2")
+    beside = {"loc": "outside right upper", "title": "growth of the forward time:"}
+    figure.legend(*entries(forward), **beside, frameon=False, fontsize=9)
+    _draw_points(left, rows, "peers", "about 4.5 G multiply-adds, batch 1")
+    _draw_points(right, rows, "tiny", "each attention in tiny, batch 2")
     machines: dict[str, list[str]] = {}
     for what, content in (("attention", attention), ("models", peers), ("tiny", tiny)):
         machines.setdefault(_machine(content), []).append(what)
@@ -117,12 +110,10 @@ def _read(results: Path, name: str, quantity: str, *fields: str) -> dict[str, An
     """Reads a result, and raises UserError with the command that writes it if it is missing."""
     path = results / f"{name}.json"
     again = f"write it with: {COMMANDS[name]} --out {results}"
-    if not path.is_file():
-        raise UserError(f"{path} is not there; {again}")
     try:
         content = read(path)
-    except UserError:
-        raise UserError(f"{path} is no result of a benchmark; {again}") from None
+    except UserError as error:
+        raise UserError(f"{error}; {again}") from None
     measured = any(isinstance(row, dict) and row.get(quantity) for row in content["rows"])
     if not (measured and set(fields) <= set(content)):
         raise UserError(f"{path} is a result of something else, or of an older version; {again}")
@@ -226,29 +217,22 @@ def _draw_families(ax: Any, rows: list[Row]) -> None:
             _name(ax, family, x, y)
             continue
         place -= 0.43
-        look = _family_style(family)
-        ax.annotate(
-            family,
-            (x, y),
-            (1.05, place),
-            textcoords=("axes fraction", "data"),
-            va="center",
-            fontsize=9,
-            weight="bold" if family in OURS else "normal",
-            color=INK,
-            arrowprops=_LEADER | {"color": look["color"]},
-        )
+        line = _LEADER | {"color": _family_style(family)["color"]}
+        look: dict[str, Any] = {"va": "center", "fontsize": 9, "color": INK}
+        look["weight"] = "bold" if family in OURS else "normal"
+        beside = (1.05, place), "data", ("axes fraction", "data")
+        ax.annotate(family, (x, y), *beside, arrowprops=line, **look)
 
 
-def _draw_points(ax: Any, rows: list[Row]) -> None:
+def _draw_points(ax: Any, rows: list[Row], panel: str, title: str) -> None:
     """Draws accuracy against throughput, each point with its name."""
-    for row in rows:
+    for row in (row for row in rows if row["panel"] == panel):
         look = style(row["contestant"]) if "contestant" in row else _family_style(row["family"])
         size = 8 if look["marker"] == "o" else 9
         ax.plot(row["images_s"], row["top1"], **look | {"linestyle": "", "markersize": size})
         _name(ax, row["model"], row["images_s"], row["top1"])
     ax.margins(0.3, 0.15)
-    ax.set(xlabel="images a second at 224 x 224", ylabel="top-1 accuracy (%)")
+    ax.set(xlabel="images a second at 224 x 224", ylabel="top-1 accuracy (%)", title=title)
     ax.grid(alpha=0.3)
 
 

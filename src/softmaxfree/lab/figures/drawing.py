@@ -10,24 +10,16 @@ from ...imports import needs
 from ..results import rows_as_csv
 
 with needs("plots", "a figure"):
-    import matplotlib as mpl
-mpl.use("agg")
+    from matplotlib import pyplot as plt
+plt.switch_backend("agg")
 
-from matplotlib import patheffects, ticker
-from matplotlib import pyplot as plt
-
-__all__ = ["panels", "patheffects", "plt", "save", "ticker"]
+__all__ = ["panels", "plt", "save"]
 
 
 def panels(columns: int, rows: int = 1, width: float = 3.4, height: float = 3.0) -> tuple[Any, Any]:
     """A figure and its axes (rows, columns), each width x height inches."""
-    return plt.subplots(
-        rows,
-        columns,
-        figsize=(width * columns, height * rows),
-        layout="constrained",
-        squeeze=False,
-    )
+    size = (width * columns, height * rows)
+    return plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
 
 
 def save(figure: Any, rows: Sequence[Mapping[str, Any]], stem: Path) -> None:
@@ -38,6 +30,7 @@ def save(figure: Any, rows: Sequence[Mapping[str, Any]], stem: Path) -> None:
         metadata = {"Date": None} if suffix == "svg" else None
         with plt.rc_context({"svg.hashsalt": "softmaxfree"}):
             figure.savefig(buffer, format=suffix, dpi=160, metadata=metadata)
+        figure.set_layout_engine("none")  # it is laid out once for both
         write_atomically(stem.with_suffix(f".{suffix}"), buffer.getvalue())
     plt.close(figure)
     write_atomically(stem.with_suffix(".csv"), rows_as_csv([dict(row) for row in rows]))

@@ -1,5 +1,6 @@
 """`softmaxfree figures heatmap`: what one patch of an image attends to, head by head."""
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from matplotlib import patheffects
 from PIL import Image
 from torch import Tensor
 
@@ -15,7 +17,7 @@ from ...analysis.rows import chosen_layer
 from ...errors import UserError
 from ...imports import Names, import_modules
 from ..pictures import COLORS, OTHER_COLOR
-from .drawing import panels, patheffects, save
+from .drawing import panels, save
 from .subject import Subject, given_images, subjects
 
 COLORMAP = "viridis"
@@ -53,12 +55,10 @@ class Heatmap(NamedTuple):
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One for each head and key."""
-        about = {"model": self.title, "layer": self.layer}
-        query = dict(zip(("query_row", "query_column"), self.query))
-        for index, weight in np.ndenumerate(self.weights.numpy()):
-            head, row, column = index
-            key = {"row": row, "column": column, "weight": f"{weight:.8g}"}
-            yield about | {"head": head} | query | key
+        names = ("model", "layer", "head", "query_row", "query_column", "row", "column", "weight")
+        for (head, *key), weight in np.ndenumerate(self.weights.numpy()):
+            cells = (self.title, self.layer, head, *self.query, *key, f"{weight:.8g}")
+            yield dict(zip(names, cells))
 
 
 def draw_heatmap(
@@ -72,8 +72,8 @@ def draw_heatmap(
 ) -> None:
     """Draw what one patch of an image attends to, for every head of several models.
 
-    Each model has a column: the image with a cross at the patch, and below it the attention of
-    every head. Only rows of the attention matrices are computed.
+    Each model has a block: the image with a cross at the patch, then the attention of every head.
+    Only rows of the attention matrices are computed.
 
     Args:
         checkpoints: Trained weights, such as [softpp_nano.cifar10,runs/mine]; default: digit models
@@ -92,8 +92,9 @@ def draw_heatmap(
             f"its lower right, the height first; got {list(place)}"
         )
     found = subjects(checkpoints, size)
+    pictures = list(given_images(images, 4).items())
     taken: set[Path] = set()
-    for name, image in _pictures(images).items():
+    for name, image in pictures if images else pictures[3:]:  # a three has ink in its middle
         maps = [heatmap(subject, image, place, layer) for subject in found]
         stem = out / f"heatmap-{_safe(name)}"
         if stem in taken:
@@ -102,70 +103,50 @@ def draw_heatmap(
         taken.add(stem)
 
 
-def _pictures(images: Sequence[Path] | None) -> dict[str, Image.Image]:
-    """The files, or a digit with ink in its middle: a three."""
-    if images is not None:
-        return given_images(images, len(images))
-    name, image = list(given_images(None, 10).items())[3]
-    return {name: image}
-
-
 def heatmap(
     subject: Subject, image: Image.Image, place: tuple[float, float], layer: int | str
 ) -> Heatmap:
     """The attention of the patch at a place, without the whole attention matrix."""
     classifier = subject.classifier
-    layers = subject.record(image)
     try:
-        record = chosen_layer(layers, layer)
+        record = chosen_layer(subject.record(image), layer)
     except UserError as error:
         raise UserError(f"--layer of the model {subject.title}: {error}") from None
     token = record.token_at(*place)
     weights = record.on_grid(record.rows([token])[0].squeeze(-2))
     height, width = record.layout.size
-    row, column = divmod(token - record.attention.prefix_tokens, width)
-    return Heatmap(
-        subject.title,
-        subject.attention,
-        record.name,
-        classifier.seen(classifier.tensor(image)),
-        (height, width),
-        (row, column),
-        weights,
-    )
+    query = divmod(token - record.attention.prefix_tokens, width)
+    seen = classifier.seen(classifier.tensor(image))
+    about = subject.title, subject.attention, record.name
+    return Heatmap(*about, seen, (height, width), query, weights)
 
 
 def draw(maps: Sequence[Heatmap], name: str) -> Any:
-    """A column for each model, the image above and its heads below."""
-    heads = max(len(one.weights) for one in maps)
-    figure, axes = panels(len(maps), 1 + heads, PANEL, PANEL + 0.15)
-    for column, one in zip(axes.T, maps):
-        image, *others = column[: 1 + len(one.weights)]
-        for ax in column[1 + len(one.weights) :]:
-            ax.remove()
+    """A block of panels for each model: the image, then its heads."""
+    most = 1 + max(len(one.weights) for one in maps)
+    across = math.ceil(math.sqrt(most / len(maps)))  # so that it is about as wide as high
+    down = math.ceil(most / across)
+    figure, axes = panels(across * len(maps), down, PANEL, PANEL + 0.3)
+    blocks = axes.reshape(down, len(maps), across).swapaxes(0, 1).reshape(len(maps), -1)
+    for block, one in zip(blocks, maps):
+        (image, *heads), spare = np.split(block, [1 + len(one.weights)])
         image.imshow(one.image, extent=_WHOLE)
         image.set_title(fill(one.title, 16), fontsize=12)
-        for ax, weights in zip(others, one.weights):
-            _overlay(ax, one.image, weights)
-        for ax in (image, *others):
-            ax.plot(
-                *one.cross,
-                marker="+",
-                color="white",
-                markersize=12,
-                markeredgewidth=2,
-                path_effects=[patheffects.withStroke(linewidth=4, foreground="black")],
-            )
+        for head, ax in enumerate(heads):
+            _overlay(ax, one.image, one.weights[head])
+            ax.set_title(f"head {head}", fontsize=10)
+        for ax in (image, *heads):
+            outline = patheffects.withStroke(linewidth=4, foreground="black")
+            cross = {"marker": "+", "markersize": 12, "markeredgewidth": 2, "color": "white"}
+            ax.plot(*one.cross, **cross, path_effects=[outline])
             ax.set(xticks=[], yticks=[], xlim=(0, 1), ylim=(1, 0))
             for spine in ax.spines.values():
                 spine.set(color=COLORS.get(one.attention, OTHER_COLOR), linewidth=2.5)
-    most = max(range(len(maps)), key=lambda i: len(maps[i].weights))
-    for number, ax in enumerate(axes[:, most]):
-        first = ax if axes[number, 0].figure is None else axes[number, 0]
-        first.set_ylabel(f"head {number - 1}" if number else "image", fontsize=11)
+        for ax in spare:
+            ax.remove()
     layers = ", ".join(dict.fromkeys(one.layer for one in maps))
     told = f"{name}: what the patch at the cross attends to, {layers}"
-    figure.suptitle(fill(told, max(20, 19 * len(maps))), fontsize=12)
+    figure.suptitle(fill(told, 14 * axes.shape[1]), fontsize=12)
     return figure
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -62,37 +63,31 @@ def residual(a: Tensor, x: Tensor) -> Tensor:
     return norm(a @ x @ a - a) / norm(a)
 
 
-def curves(matrices: Mapping[str, Tensor], most_steps: int = MOST_STEPS) -> Iterator[Curve]:
-    """Yields the curves of stacks (..., m, m) of landmark matrices in float64, by stage.
+def residuals(method: str, a: Tensor, steps: Iterable[int], ridge: float | None = None) -> Tensor:
+    """Residuals of a method after each number of steps: (..., m, m) -> (steps, ...).
 
-    The residual of a method with a ridge is that of A with its ridge, which it inverts.
+    The residual of a method with a ridge, by default its own, is that of A with the ridge.
     """
+    ridge = Inverse.checked(method, ridge=ridge).ridge
+    inverted = add_ridge(a, ridge)
+    with torch.no_grad():
+        return torch.stack([residual(inverted, INVERSES[method](a, k, ridge)) for k in steps])
+
+
+def curves(matrices: Mapping[str, Tensor]) -> Iterator[Curve]:
+    """Yields the curves of stacks (count, m, m) of landmark matrices in float64, by stage."""
     for stage, a in matrices.items():
         for method in METHODS:
-            ridge = Inverse.checked(method).ridge
-            inverted = add_ridge(a, ridge)
-            after = torch.stack(
-                [
-                    residual(inverted, INVERSES[method](a, steps, ridge)).flatten()
-                    for steps in range(1, most_steps + 1)
-                ]
-            )  # (steps, matrices)
-            yield Curve(
-                stage,
-                method,
-                after.mean(1).tolist(),
-                after.amin(1).tolist(),
-                after.amax(1).tolist(),
-            )
+            after = residuals(method, a, range(1, MOST_STEPS + 1))
+            ranges = (after.mean(1).tolist(), after.amin(1).tolist(), after.amax(1).tolist())
+            yield Curve(stage, method, *ranges)
 
 
-def landmark_matrices(
-    subject: Subject, images: Iterable[Any], size: int | None = None
-) -> dict[str, Tensor]:
+def landmark_matrices(subject: Subject, images: Iterable[Any]) -> dict[str, Tensor]:
     """The landmark matrices of all images, layers and heads, (count, m, m) in float64, by stage."""
     found: dict[str, list[Tensor]] = {}
     for image in images:
-        for name, record in subject.record(image, size).items():
+        for name, record in subject.record(image).items():
             if isinstance(record.attention, SoftmaxFreeAttention):
                 a = record.factors().A.double().flatten(0, 1)
                 found.setdefault(stage_of(name), []).append(a)
@@ -113,7 +108,6 @@ def stage_of(layer: str) -> str:
 def draw_newton(
     checkpoint: Path | None = None,
     images: list[Path] | None = None,
-    size: int | None = None,
     out: Path = Path("figures"),
     modules: Names = None,
 ) -> None:
@@ -126,13 +120,12 @@ def draw_newton(
         checkpoint: Trained weights of a classifier with SOFT or SOFT++, such as runs/mine;
             default: the SOFT++ model that comes with the package.
         images: Image files, such as [cat.jpg,dog.jpg]; default: 20 handwritten digits.
-        size: Side of images in pixels; default: as in training.
         out: Folder for newton.png, newton.svg and newton.csv.
         modules: Python modules to import first, which register attentions of your own.
     """
     import_modules(modules)
-    (subject,) = subjects([checkpoint] if checkpoint else None, size, embedded=["softpp"])
-    matrices = landmark_matrices(subject, given_images(images, IMAGES).values(), size)
+    (subject,) = subjects([checkpoint] if checkpoint else None, embedded=["softpp"])
+    matrices = landmark_matrices(subject, given_images(images, IMAGES).values())
     found = list(curves(matrices))
     figure, (axes,) = panels(len(matrices), height=4.1)
     for ax, (stage, a) in zip(axes, matrices.items()):
@@ -150,13 +143,10 @@ def _draw_curves(ax: Any, found: Sequence[Curve]) -> None:
     for curve in found:
         label, color, line = METHODS[curve.method]
         # An exact 0 has no place on a logarithmic axis.
-        mean, lowest, highest = (
-            [max(value, 1e-17) for value in values]
-            for values in (curve.mean, curve.lowest, curve.highest)
-        )
+        mean, *ends = np.maximum((curve.mean, curve.lowest, curve.highest), 1e-17)
         steps = range(1, len(mean) + 1)
         ax.plot(steps, mean, color=color, linestyle=line, label=label)
-        ax.fill_between(steps, lowest, highest, color=color, alpha=0.08, lw=0)
+        ax.fill_between(steps, *ends, color=color, alpha=0.08, lw=0)
     ax.axhline(ENOUGH, color="black", linewidth=0.6)
     ax.set(yscale="log", ylim=(1e-17, 5), xlim=(1, MOST_STEPS), xlabel="steps k")
     ax.grid(alpha=0.3)

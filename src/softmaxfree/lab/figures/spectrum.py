@@ -13,7 +13,6 @@ from tqdm import tqdm
 
 from ...analysis.attention_record import AttentionRecord
 from ...analysis.measures import largest_eigenvalue
-from ...analysis.rows import chosen_layer
 from ...errors import UserError
 from ...imports import Names, import_modules
 from ...layers.attention import SoftmaxFreeAttention
@@ -64,23 +63,23 @@ class Point(NamedTuple):
     softpp_attention: float
 
 
-def landmark_matrix(subject: Subject, image: Image.Image, layer: int | str, side: int) -> Tensor:
-    """The landmark matrix of a layer, (heads, m, m), with the image resized so that m ~ side^2.
+def landmark_matrix(subject: Subject, image: Image.Image, side: int) -> Tensor:
+    """The first layer's landmark matrix, (heads, m, m), the image resized so that m ~ side^2.
 
     The model makes the landmarks as ever; their kernel is computed in float64, because float32
     rounds away the smallest eigenvalues.
     """
-    record = chosen_layer(subject.record(image), layer)
+    record = next(iter(subject.record(image).values()))
     if not isinstance(record.attention, SoftmaxFreeAttention):
         raise UserError(
-            f"layer {record.name!r} of {subject.title} has no landmark matrix; choose one of "
-            "SOFT or SOFT++"
+            f"{subject.title} has no landmark matrices; give the checkpoint of a model with SOFT "
+            "or SOFT++"
         )
     sampler: Any = record.attention.sampler
     if sampler.num_landmarks is not None:
         raise UserError(
-            f"layer {record.name!r} of {subject.title} has {sampler.num_landmarks} landmarks at "
-            "all sizes; take a model whose number of landmarks grows with the image"
+            f"{subject.title} has {sampler.num_landmarks} landmarks at all sizes; take a model "
+            "whose number of landmarks grows with the image"
         )
     now = math.sqrt(_landmarks_of(record).shape[-2] - record.attention.prefix_tokens)
     size = round(subject.classifier.size * side / now)
@@ -109,33 +108,25 @@ def points(name: str, matrices: Iterable[Tensor]) -> Iterator[Point]:
                 yield Point(name, head, a.shape[-1], inverse, full_rank[head], *found)
 
 
-def mean_norms(
-    found: Iterable[Point], inverse: str, quantity: str
-) -> tuple[list[int], list[float]]:
-    """Sizes m at which all matrices have full rank, and the (geometric) mean norms there."""
-    by_size: dict[int, list[Point]] = {}
-    for point in found:
-        if point.inverse == inverse:
-            by_size.setdefault(point.m, []).append(point)
-    whole = {m: own for m, own in by_size.items() if all(point.full_rank for point in own)}
-    used = by_size if inverse == "newton" else whole
-    means = [
-        math.exp(statistics.fmean(math.log(getattr(point, quantity)) for point in own))
-        for own in used.values()
-    ]
-    return [*used], means
+def mean_norms(found: Sequence[Point], inverse: str, quantity: str) -> dict[int, float]:
+    """The (geometric) mean norms by size m; of the exact inverse where all have full rank."""
+    own = [point for point in found if point.inverse == inverse]
+    lost = {point.m for point in own if not point.full_rank and inverse == "exact"}
+    return {
+        m: statistics.geometric_mean(getattr(point, quantity) for point in own if point.m == m)
+        for m in sorted({point.m for point in own} - lost)
+    }
 
 
-def growth(found: Iterable[Point], inverse: str, quantity: str) -> float | None:
+def growth(found: Sequence[Point], inverse: str, quantity: str) -> float | None:
     """The p of norm ~ m^p, or None if fewer than two sizes have full rank."""
-    sizes, means = mean_norms(found, inverse, quantity)
-    return exponent(sizes, means) if len(sizes) > 1 else None
+    means = mean_norms(found, inverse, quantity)
+    return exponent([*means], [*means.values()]) if len(means) > 1 else None
 
 
 def draw_spectrum(
     checkpoint: Path | None = None,
     images: list[Path] | None = None,
-    layer: int | str = 0,
     out: Path = Path("figures"),
     modules: Names = None,
 ) -> None:
@@ -148,7 +139,6 @@ def draw_spectrum(
         checkpoint: Trained weights of a classifier with SOFT or SOFT++, such as runs/mine;
             default: the SOFT++ model that comes with the package.
         images: Image files, such as [cat.jpg,dog.jpg]; default: 4 handwritten digits.
-        layer: Layer to look at: a number in the order in which layers run, or a name.
         out: Folder for spectrum.png, spectrum.svg and spectrum.csv.
         modules: Python modules to import first, which register attentions of your own.
     """
@@ -158,7 +148,7 @@ def draw_spectrum(
     found: list[Point] = []
     shown: dict[str, Tensor] = {}
     for name, image in tqdm(given.items(), "spectrum", leave=False):
-        matrices = {side: landmark_matrix(subject, image, layer, side) for side in SIDES}
+        matrices = {side: landmark_matrix(subject, image, side) for side in SIDES}
         shown[name] = eigenvalues(matrices[SHOWN]).flip(-1)
         found += points(name, matrices.values())
     figure, (axes,) = panels(3, width=4.3, height=4.2)
@@ -201,14 +191,13 @@ def _draw_norms(ax: Any, found: Sequence[Point], suffix: str) -> None:
                 MARKERS[inverse], color=COLORS[name], alpha=0.5, markersize=5,
             )  # fmt: skip
             power = growth(found, inverse, quantity)
-            how = "exact" if inverse == "exact" else f"{STEPS} steps"
-            label = f"{title}: {what}, {how}"
+            label = f"{title}: {what}, {'exact' if inverse == 'exact' else f'{STEPS} steps'}"
             if power is not None:
-                label += f"  ~ $m^{{{_rounded(power, 1)}}}$"
+                label += f"  ~ $m^{{{power:z.1f}}}$"
             if quantity in PAPER:
                 label += f" (paper $m^{PAPER[quantity]}$)"
-            sizes, means = mean_norms(found, inverse, quantity)
-            ax.plot(sizes, means, line, color=COLORS[name], label=label)
+            means = mean_norms(found, inverse, quantity)
+            ax.plot([*means], [*means.values()], line, color=COLORS[name], label=label)
     sizes = sorted({point.m for point in found})
     ax.set(xscale="log", yscale="log", xlabel="landmarks m")
     ax.set_xticks(sizes, [f"{m:,}" for m in sizes])
@@ -230,14 +219,9 @@ def growth_table(found: Sequence[Point]) -> str:
     rows = []
     for quantity, title in NORMS.items():
         powers = [growth(found, inverse, quantity) for inverse in LINES]
-        cells = ["-" if power is None else _rounded(power, 2) for power in powers]
+        cells = ["-" if power is None else f"{power:z.2f}" for power in powers]
         rows.append([title, *cells, str(PAPER.get(quantity, "-"))])
     header = ["spectral norm", "exact: m^", f"{STEPS} steps: m^", "paper: m^"]
-    used, _ = mean_norms(found, "exact", "soft")
+    used = [*mean_norms(found, "exact", "soft")]
     note = f"The exact inverse is fitted where A has full rank in float64, m = {used}.\n\n"
     return note + table(header, rows)
-
-
-def _rounded(power: float, digits: int) -> str:
-    """Rounded, with 0.0 in place of -0.0."""
-    return f"{round(power, digits) + 0.0:.{digits}f}"

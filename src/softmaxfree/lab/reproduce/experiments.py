@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from ..paper import LINEARISATION
+from .. import paper
 
 
 class Claim(NamedTuple):
@@ -27,16 +27,30 @@ class Experiment(NamedTuple):
         return list(dict.fromkeys(name for claim in self.claims for name in claim[:2]))
 
 
-def _linearisation(suffix: str = "") -> tuple[Claim, ...]:
-    def top1(name: str) -> str:
-        return f"{LINEARISATION[name]['top1']}"
+def _over(one: float, other: float) -> str:
+    return f"{one} over {other}"
 
+
+def _at_side(side: int) -> str:
+    softpp, soft = (paper.RESOLUTION[name][side] for name in ("softpp", "soft"))
+    return f"{_over(softpp, soft)} at {side / 224:.1f}x"
+
+
+def _with_landmarks(m: int) -> str:
+    best, other = (paper.LANDMARKS[number]["top1"] for number in (49, m))
+    return f"{best} at 49 over {other} at {m}"
+
+
+def _linearisation(suffix: str = "") -> tuple[Claim, ...]:
+    top1 = {name: row["top1"] for name, row in paper.LINEARISATION.items()}
     return tuple(
-        Claim(ours + suffix, other + suffix, f"{top1(ours)} over {top1(other)}")
+        Claim(ours + suffix, other + suffix, _over(top1[ours], top1[other]))
         for ours in ("softpp", "soft")
         for other in ("softmax", "linformer", "performer", "nystromformer")
     )
 
+
+_TOP1 = {name: row["top1"] for name, row in paper.SAMPLERS.items()}
 
 EXPERIMENTS: dict[str, Experiment] = {
     "linearisation": Experiment(
@@ -68,40 +82,44 @@ EXPERIMENTS: dict[str, Experiment] = {
     "resolution": Experiment(
         "Test images larger than in training",
         tuple(
-            Claim(f"softpp{suffix}", f"soft{suffix}", paper, f"accuracy@{size}")
-            for size, paper in ((48, "82.6 over 33.7 at 1.7x"), (64, "80.2 over 0.14 at 2.3x"))
+            Claim(f"softpp{suffix}", f"soft{suffix}", _at_side(side), f"accuracy@{size}")
+            for size, side in ((48, 384), (64, 512))
             for suffix in ("", ", 16 landmarks")
         ),
     ),
     "tied": Experiment(
         "Queries and keys of one projection",
         (
-            Claim("ViT", "ViT, tied", "80.8 over 80.5"),
-            Claim("Swin", "Swin, tied", "81.3 over 80.9"),
+            *(Claim(name, f"{name}, tied", _over(*top1)) for name, top1 in paper.TIED.items()),
             Claim("softmax", "softmax, tied", "no number"),
         ),
     ),
     "landmarks": Experiment(
         "The number of landmarks",
-        (
-            Claim("softpp, 16 landmarks", "softpp, 4 landmarks", "80.9 at 49 over 80.5 at 36"),
-            Claim("softpp, 16 landmarks", "softpp, 64 landmarks", "80.9 at 49 over 80.4 at 81"),
+        tuple(
+            Claim("softpp, 16 landmarks", f"softpp, {m} landmarks", _with_landmarks(papers))
+            for m, papers in ((4, 36), (64, 81))
         ),
     ),
     "samplers": Experiment(
         "Where landmarks come from",
-        (
-            Claim("softpp", "softpp, averages", "80.9 over 80.8"),
-            Claim("softpp", "softpp, random tokens", "80.9 over 80.8"),
-            Claim("softpp", "softpp, first tokens", "80.9 over 79.9"),
+        tuple(
+            Claim("softpp", f"softpp, {other}", _over(_TOP1["conv"], _TOP1[sampler]))
+            for sampler, other in zip(
+                ("avg", "random", "biased"), ("averages", "random tokens", "first tokens")
+            )
         ),
     ),
     "architecture": Experiment(
         "The pyramid and its parts",
         (
-            Claim("softpp", "softpp, no pyramid", "82.4 over 80.1"),
-            Claim("softpp, no pyramid", "ViT", "80.1 over 79.8"),
-            Claim("softpp", "softpp, no overlap", "80.9 over 78.4"),
+            Claim("softpp", "softpp, no pyramid", _over(*paper.ARCHITECTURE["pyramid"])),
+            Claim(
+                "softpp, no pyramid",
+                "ViT",
+                _over(paper.ARCHITECTURE["pyramid"][1], paper.DEIT_SMALL),
+            ),
+            Claim("softpp", "softpp, no overlap", _over(*paper.ARCHITECTURE["overlap"])),
             Claim("softpp", "softpp, softmax in stage 4", "no number; the release has softmax"),
             Claim("softpp", "softpp, plain landmarks", "no number; the release has both"),
         ),

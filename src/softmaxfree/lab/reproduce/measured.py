@@ -41,12 +41,15 @@ class Dots(NamedTuple):
     log: bool = False
 
 
-class Judged(NamedTuple):
-    """What rows say about a claim."""
+class Findings(NamedTuple):
+    """What an experiment found; texts are Markdown."""
 
+    verdicts: list[str]
+    """*held*, *not held* or *cannot tell*, for each claim."""
+    claims: str
+    """The claims with their verdicts."""
     report: str
-    verdict: str
-    """A sentence that begins with *held*, *not held* or *cannot tell*."""
+    """Everything."""
     dots: Dots
 
 
@@ -57,7 +60,13 @@ class Measurement(NamedTuple):
     claim: str
     measure: Callable[[Path, Sequence[int]], Rows]
     """Measures the models in a folder of runs, by seed."""
-    judge: Callable[[Rows], Judged]
+    judge: Callable[[Rows], tuple[str, str, str, Dots]]
+    """Verdict, sentence, table and picture of the rows."""
+
+    def findings(self, rows: Rows) -> Findings:
+        verdict, sentence, shown, dots = self.judge(rows)
+        text = f"{self.claim} *{verdict}*: {sentence}\n\n{shown}"
+        return Findings([verdict], text, text, dots)
 
 
 def costs(names: Sequence[str]) -> Rows:
@@ -102,7 +111,7 @@ def measure_newton(runs: Path, seeds: Sequence[int]) -> Rows:
     return rows
 
 
-def judge_newton(rows: Rows) -> Judged:
+def judge_newton(rows: Rows) -> tuple[str, str, str, Dots]:
     lines, after = [], {}
     for method in dict.fromkeys(row["method"] for row in rows):
         own = [row for row in rows if row["method"] == method]
@@ -112,15 +121,12 @@ def judge_newton(rows: Rows) -> Judged:
         lines.append([method, reached, f"{max(after[method]):.1e}"])
     enough = sum(residual <= newton_figure.ENOUGH for residual in after["paper"])
     stages = len(after["paper"])
-    return Judged(
-        table(["method", "steps to 1e-3", "worst after 20 steps"], lines),
-        f"*{'held' if enough == stages else 'not held'}*: the paper's iteration comes to a "
-        f"residual of 1e-3 within 20 steps in {enough} of {stages} stages of all seeds.",
-        Dots(
-            after,
-            "|A X A - A| / |A| after 20 steps, a dot for each stage and seed",
-            log=True,
-        ),
+    return (
+        "held" if enough == stages else "not held",
+        "the paper's iteration comes to a residual of 1e-3 within 20 steps in "
+        f"{enough} of {stages} stages of all seeds.",
+        table(["method", "steps to 1e-3", "worst after 20 steps"], lines, markdown=True),
+        Dots(after, "|A X A - A| / |A| after 20 steps, a dot for each stage and seed", log=True),
     )
 
 
@@ -128,17 +134,11 @@ def measure_spectrum(runs: Path, seeds: Sequence[int]) -> Rows:
     """The exponents p of norm ~ m^p."""
     rows: Rows = []
     for seed, subject in _trained(runs, seeds):
-        points = [
-            point
-            for number, image in enumerate(_test_images(spectrum_figure.IMAGES))
-            for point in spectrum_figure.points(
-                f"image {number}",
-                (
-                    spectrum_figure.landmark_matrix(subject, image, 0, side)
-                    for side in spectrum_figure.SIDES
-                ),
-            )
-        ]
+        points: list[spectrum_figure.Point] = []
+        for image in _test_images(spectrum_figure.IMAGES):
+            for side in spectrum_figure.SIDES:
+                matrix = spectrum_figure.landmark_matrix(subject, image, side)
+                points += spectrum_figure.points("", [matrix])
         for inverse in spectrum_figure.LINES:
             for norm in spectrum_figure.NORMS:
                 exponent = spectrum_figure.growth(points, inverse, norm)
@@ -146,7 +146,7 @@ def measure_spectrum(runs: Path, seeds: Sequence[int]) -> Rows:
     return rows
 
 
-def judge_spectrum(rows: Rows) -> Judged:
+def judge_spectrum(rows: Rows) -> tuple[str, str, str, Dots]:
     lines, dots = [], {}
     for inverse, norm in dict.fromkeys((row["inverse"], row["norm"]) for row in rows):
         own = [row for row in rows if (row["inverse"], row["norm"]) == (inverse, norm)]
@@ -155,19 +155,13 @@ def judge_spectrum(rows: Rows) -> Judged:
         lines.append([inverse, norm, shown, str(spectrum_figure.PAPER.get(norm, "-"))])
         if known:
             dots[f"{norm}, {inverse}"] = known
-    if not {"soft, exact", "softpp, exact"} <= set(dots):
-        verdict = "*cannot tell*: the matrices have no full rank in float64."
-    else:
+    verdict, sentence = "cannot tell", "the matrices have no full rank in float64."
+    if {"soft, exact", "softpp, exact"} <= set(dots):
         soft, softpp = max(dots["soft, exact"]), max(dots["softpp, exact"])
-        verdict = (
-            f"*{'held' if soft <= 2 and softpp <= 1 else 'not held'}*: with the exact inverse the "
-            f"exponents are at most {soft:.2f} and {softpp:.2f}."
-        )
-    return Judged(
-        table(["inverse", "norm of", "grows as m^", "paper"], lines, 2),
-        verdict,
-        Dots(dots, "the p of norm ~ m^p, a dot for each seed"),
-    )
+        verdict = "held" if soft <= 2 and softpp <= 1 else "not held"
+        sentence = f"with the exact inverse the exponents are at most {soft:.2f} and {softpp:.2f}."
+    shown = table(["inverse", "norm of", "grows as m^", "paper"], lines, 2, markdown=True)
+    return verdict, sentence, shown, Dots(dots, "the p of norm ~ m^p, a dot for each seed")
 
 
 def measure_backward(runs: Path, seeds: Sequence[int]) -> Rows:
@@ -202,27 +196,20 @@ def _gradient_through_the_steps() -> Iterator[None]:
         INVERSES["newton"] = closed
 
 
-def judge_backward(rows: Rows) -> Judged:
-    lines = [
-        [
-            row["model"],
-            row["gradient"],
-            f"{1e3 * row['step_s']:.0f}",
-            f"{row['kept_bytes'] / 1e6:.0f}",
-        ]
-        for row in rows
-    ]
-    ratios = [
-        through["step_s"] / closed["step_s"] for closed, through in zip(rows[::2], rows[1::2])
-    ]
-    return Judged(
-        table(["model", "gradient", "step, ms", "kept, MB"], lines, 2),
-        f"*{'held' if min(ratios) > 1 else 'not held'}*: a training step through the iteration "
-        f"takes {' and '.join(f'{ratio:.2f}' for ratio in ratios)} times as long.",
-        Dots(
-            {f"{row['model']}, {row['gradient']}": [row["step_s"] * 1e3] for row in rows},
-            "a training step (ms)",
-        ),
+def judge_backward(rows: Rows) -> tuple[str, str, str, Dots]:
+    lines, dots = [], {}
+    for row in rows:
+        name, ms = [row["model"], row["gradient"]], 1e3 * row["step_s"]
+        lines.append([*name, f"{ms:.0f}", f"{row['kept_bytes'] / 1e6:.0f}"])
+        dots[", ".join(name)] = [ms]
+    pairs = zip(rows[::2], rows[1::2])
+    ratios = [through["step_s"] / closed["step_s"] for closed, through in pairs]
+    times = " and ".join(f"{ratio:.2f}" for ratio in ratios)
+    return (
+        "held" if min(ratios) > 1 else "not held",
+        f"a training step through the iteration takes {times} times as long.",
+        table(["model", "gradient", "step, ms", "kept, MB"], lines, 2, markdown=True),
+        Dots(dots, "a training step (ms)"),
     )
 
 

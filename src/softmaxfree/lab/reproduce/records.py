@@ -81,14 +81,12 @@ def contestant_runs(
         arguments: Further arguments of `softmaxfree fit`, the same for all contestants.
         seeds: The seeds.
     """
-    folder, chosen = name.replace(", ", "-").replace(" ", "_"), CONTESTANTS[name].arguments()
+    folder = runs / name.replace(", ", "-").replace(" ", "_")
+    chosen = config(RECIPE), *CONTESTANTS[name].arguments()
     return [
         ContestantRun(
-            runs / f"{folder}-{seed}",
-            (config(RECIPE), *chosen, f"--seed_everything={seed}", *arguments),
-            name,
-            seed,
-            records,
+            Path(f"{folder}-{seed}"), (*chosen, f"--seed_everything={seed}", *arguments),
+            name, seed, records,
         )
         for seed in seeds
-    ]
+    ]  # fmt: skip

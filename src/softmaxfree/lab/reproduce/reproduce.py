@@ -35,26 +35,14 @@ def reproduce(arguments: list[str]) -> None:
         "pictures, and verdicts with the smallest difference that the runs could have shown. "
         f"Experiments: {shown}.",
     )
-    parser.add_argument("names", nargs="*", help="Names of experiments.")
-    parser.add_argument(
-        "--all", action="store_true", help="Run all experiments: 9 hours of one core."
-    )
-    parser.add_argument("--workers", type=int, default=1, help="Runs at a time.")
-    parser.add_argument(
-        "--threads", type=int, default=1, help="Threads to compute with, in each run."
-    )
-    parser.add_argument(
-        "--runs", type=Path, default=Path("runs/reproduction"), help="Folder of the runs."
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("results/reproduction"),
-        help="Folder for the results.",
-    )
-    parser.add_argument(
-        "--page", type=Path | None, help="File to write the page of all results to, as Markdown."
-    )
+    add = parser.add_argument
+    add("names", nargs="*", help="Names of experiments.")
+    add("--all", action="store_true", help="Run all experiments: 9 hours of one core.")
+    add("--workers", type=int, default=1, help="Runs at a time.")
+    add("--threads", type=int, default=1, help="Threads to compute with, in each run.")
+    add("--runs", type=Path, default=Path("runs/reproduction"), help="Folder of the runs.")
+    add("--out", type=Path, default=Path("results/reproduction"), help="Folder for the results.")
+    add("--page", type=Path | None, help="File to write the page of all results to, as Markdown.")
     given = parser.parse_args(arguments)
     if unknown := [name for name in given.names if name not in known]:
         raise UserError(f"there is no experiment {unknown[0]!r}; choose among {', '.join(known)}")

@@ -4,7 +4,7 @@ import os
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...files import write_atomically
 from ..figures.drawing import panels
@@ -12,7 +12,7 @@ from ..pictures import COLORS, save
 from ..results import provenance, read, table
 from .contestants import SIZES
 from .experiments import EXPERIMENTS, Claim
-from .measured import BATCH, MEASURED, Dots
+from .measured import BATCH, MEASURED, Dots, Findings
 from .records import read_records, sort_records
 from .verdicts import VERDICTS, judge
 
@@ -48,20 +48,6 @@ training keeps of it for the backward pass, images/s forward and backward passes
 in turns in one run."""
 
 
-class Findings(NamedTuple):
-    """What an experiment found, in words and tables."""
-
-    verdicts: list[str]
-    """One of `VERDICTS` for each claim."""
-    claims: str
-    """The claims with their verdicts, as Markdown."""
-    report: str
-    """Everything, for the terminal."""
-    markdown: str
-    """Everything, as Markdown."""
-    dots: Dots
-
-
 def write_tables(out: Path, page: Path | None = None) -> None:
     """Makes OUT/NAME.md and OUT/NAME.png of every OUT/NAME.json, and the page of all of them."""
     sort_records(out / "runs.jsonl")
@@ -69,7 +55,7 @@ def write_tables(out: Path, page: Path | None = None) -> None:
         if (out / f"{name}.json").is_file():
             about = provenance(read(out / f"{name}.json"))
             found = findings(name, out)
-            text = f"# {title}\n\n{about}\n\n{found.markdown}\n\n![{title}]({name}.png)\n"
+            text = f"# {title}\n\n{about}\n\n{found.report}\n\n![{title}]({name}.png)\n"
             write_atomically(out / f"{name}.md", text)
             draw_dots(found.dots, title, out / f"{name}.png")
     if page is not None:
@@ -81,9 +67,7 @@ def findings(name: str, out: Path) -> Findings:
     """What the records and the JSON file of an experiment say."""
     rows = read(out / f"{name}.json")["rows"]
     if name in MEASURED:
-        report, verdict, dots = MEASURED[name].judge(rows)
-        claims = f"{MEASURED[name].claim} {verdict}\n\n```text\n{report}\n```"
-        return Findings([verdict.split("*")[1]], claims, f"{report}\n\n{verdict}", claims, dots)
+        return MEASURED[name].findings(rows)
     return _compared(name, out, {row["contestant"]: row for row in rows})
 
 
@@ -95,30 +79,21 @@ def _compared(name: str, out: Path, costs: Mapping[str, dict[str, Any]]) -> Find
     lines = []
     for contestant in experiment.contestants:
         own, cost = [row for row in rows if row["contestant"] == contestant], costs[contestant]
-        lines.append(
-            [
-                contestant,
-                *(_mean(scores_of(own, score).get(contestant, [])) for score in scores),
-                f"{cost['multiply_adds'] / 1e6:.1f}",
-                f"{cost['image_bytes'] / 1e6:.2f}",
-                f"{cost['images_per_second']:.0f}",
-                str(sum(row["diverged"] for row in own) or "-"),
-            ]
-        )
+        accuracies = [_mean(scores_of(own, score).get(contestant, [])) for score in scores]
+        millions = f"{cost['multiply_adds'] / 1e6:.1f}", f"{cost['image_bytes'] / 1e6:.2f}"
+        diverged = str(sum(row["diverged"] for row in own) or "-")
+        speed = f"{cost['images_per_second']:.0f}"
+        lines.append([contestant, *accuracies, *millions, speed, diverged])
     columns = ["accuracy, %", *(score.replace("accuracy@", "at ") for score in scores[1:])]
     header = ["contestant", *columns, "M mult-adds", "MB", "images/s", "diverged"]
-    claims = [judged(claim, rows) for claim in experiment.claims]
-    plain, markdown = (
-        [table(header, lines, 1, marked), table(CLAIM_HEADER, claims, 3, marked)]
-        for marked in (False, True)
-    )
+    cells = [judged(claim, rows) for claim in experiment.claims]
+    claims = table(CLAIM_HEADER, cells, 3, markdown=True)
     notes = _NOTES.format(seeds=sorted({row["seed"] for row in rows}), batch=BATCH)
     last = experiment.claims[-1].score
     return Findings(
-        [cells[-1] for cells in claims],
-        markdown[1],
-        "\n\n".join(plain),
-        "\n\n".join([*markdown, notes]),
+        [verdict for *_, verdict in cells],
+        claims,
+        "\n\n".join([table(header, lines, 1, markdown=True), claims, notes]),
         Dots(scores_of(rows, last), f"accuracy{_at(last)} (%)"),
     )
 
@@ -175,28 +150,21 @@ def _at(score: str) -> str:
 
 def page_of(out: Path, page: Path) -> str:
     """Markdown of all experiments that have results in the folder, with links from the page."""
-    found = {name: findings(name, out) for name in titles() if (out / f"{name}.json").is_file()}
-    summary = [
-        [
-            titles()[name],
-            f"`softmaxfree reproduce {name}`",
-            *(str(one.verdicts.count(word) or "-") for word in VERDICTS),
-        ]
-        for name, one in found.items()
-    ]
-    parts = [INTRODUCTION, table(["what", "command", *VERDICTS], summary, 2, markdown=True) + "\n"]
-    for name, one in found.items():
+    summary, parts, pending = [], list[str](), list[str]()
+    for name, title in titles().items():
+        command = f"`softmaxfree reproduce {name}`"
+        if not (out / f"{name}.json").is_file():
+            pending.append(f"- {command}: {title}\n")
+            continue
+        found = findings(name, out)
+        counts = [str(found.verdicts.count(word) or "-") for word in VERDICTS]
+        summary.append([title, command, *counts])
         link = Path(os.path.relpath(out / name, page.parent)).as_posix()
-        command = f"`softmaxfree reproduce {name}`: [all numbers]({link}.md)"
-        parts.append(f"## {titles()[name]}\n\n{command}\n\n{one.claims}\n")
-    pending = [
-        f"- `softmaxfree reproduce {name}`: {title}"
-        for name, title in titles().items()
-        if name not in found
-    ]
+        parts.append(f"## {title}\n\n{command}: [all numbers]({link}.md)\n\n{found.claims}\n")
     if pending:
-        parts.append("## Not run yet\n\n" + "\n".join(pending) + "\n")
-    return "\n".join(parts)
+        parts.append(f"## Not run yet\n\n{''.join(pending)}")
+    overview = table(["what", "command", *VERDICTS], summary, 2, markdown=True)
+    return "\n".join([INTRODUCTION, f"{overview}\n", *parts])
 
 
 def draw_dots(dots: Dots, title: str, path: Path) -> None:
