@@ -275,7 +275,6 @@ def test_export_to_onnx_is_checked_at_other_sizes(tmp_path: Path) -> None:
         assert error < 5e-4
 
 
-@pytest.mark.slow
 def test_a_wrong_export_is_found_and_not_left_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,14 +282,18 @@ def test_a_wrong_export_is_found_and_not_left_behind(
     from softmaxfree import deploy
     from softmaxfree.layers import samplers
 
-    right = deploy.export
+    def open_cut_off(path: Path) -> Any:
+        model = find_weights("softpp_nano.cifar10").build()
 
-    def export_cut_off(*arguments: Any) -> None:
-        with pytest.MonkeyPatch.context() as wrong:
-            wrong.setattr(samplers, "ceil_div", lambda count, divisor: count // divisor)
-            right(*arguments)
+        def run(images: torch.Tensor) -> torch.Tensor:
+            with pytest.MonkeyPatch.context() as wrong, torch.no_grad():
+                wrong.setattr(samplers, "ceil_div", lambda count, divisor: count // divisor)
+                return model(images)
 
-    monkeypatch.setattr(deploy, "export", export_cut_off)
+        return run
+
+    monkeypatch.setattr(deploy, "export", lambda model, path, size: path.write_bytes(b"a graph"))
+    monkeypatch.setattr(deploy, "open_exported", open_cut_off)
     target = tmp_path / "nano.pt2"
     with pytest.raises(RuntimeError, match=r"does not compute what softpp_nano.cifar10 computes"):
         softmaxfree("export", "softpp_nano.cifar10", str(target))
@@ -306,33 +309,6 @@ def test_weights_that_tell_no_images_apart_are_noticed() -> None:
     assert not alike(model, images)
     torch.nn.init.zeros_(model.head.weight)
     assert alike(model, images)
-
-
-@pytest.mark.slow
-def test_export_takes_an_attention_of_ones_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("mine.py").write_text(
-        "from softmaxfree import MultiHeadAttention, register_attention\n"
-        "@register_attention('mine')\n"
-        "class MyAttention(MultiHeadAttention):\n"
-        "    def attend(self, q, k, v, layout):\n"
-        "        return v.mean(-2, keepdim=True) + q\n"
-    )
-    known = find_weights("softpp_nano.cifar10")
-    told = {**known.told["hyper_parameters"], "attention": "mine"}
-    model = timm.create_model("softpp_nano", num_classes=10, attention="softmax")
-    torch.save(
-        {**known.told, "hyper_parameters": told, "state_dict": model.state_dict()}, "last.ckpt"
-    )
-    words = ("export", ".", "model.pt2", "--traced_size", "32")
-    done = process(*words)
-    assert done.returncode == 1
-    assert "unknown attention 'mine'" in done.stderr
-    done = process(*words, "--modules", "mine")
-    assert done.returncode == 0, done.stderr
-    assert "64 x 32" in done.stdout
 
 
 def test_export_knows_the_names() -> None:

@@ -175,7 +175,7 @@ class MyAttention(MultiHeadAttention):
 
 
 @pytest.mark.slow
-def test_an_attention_of_ones_own_from_fit_to_predict(
+def test_an_attention_of_ones_own_from_fit_to_export(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -200,7 +200,11 @@ def test_an_attention_of_ones_own_from_fit_to_predict(
     assert words[-2:] == ["--modules", "[mine]"]
     assert "%" in command(*words[:-1], "mine")  # one alone needs no brackets
     assert "val/accuracy" in command("validate", "--checkpoint", "run/last.ckpt", *own)
+    assert "64 x 32" in command("export", "run", "model.pt2", "--traced_size=32", *own)
     ATTENTIONS.pop("mine")
+    done = in_this_process("export", "run", "again.pt2")
+    assert done.returncode == 1
+    assert "unknown attention 'mine'" in done.stderr
     with pytest.raises(ValueError, match=r"because a file names them: give --modules \[mine\]"):
         run("test", ["--checkpoint", str(tmp_path / "run/last.ckpt")])
 

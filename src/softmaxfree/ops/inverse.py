@@ -205,21 +205,26 @@ def rescaled(a: Tensor, iters: int, ridge: Ridge) -> Tensor:
     Before each step the product Z A, its spectrum in [low, 1], is stretched to lie evenly
     around 1; the step then takes the spectrum to [4 low / (1 + low)^2, 1].
     """
+    m, shape = a.shape[-1], a.shape
+    a = a.reshape(-1, m, m)  # one stack: its products are single nodes of an exported graph
+    if isinstance(ridge, Tensor):
+        ridge = ridge.expand(*shape[:-2], 1).reshape(-1, 1)
     # At least the rounding error: an eigenvalue that it has made negative would grow.
     least = torch.finfo(a.dtype).eps * row_sums(a).squeeze(-1)
     low = torch.maximum(least, torch.as_tensor(ridge, dtype=a.dtype, device=a.device))
     a = add_ridge(a, low)
     norm = row_sums(a)
-    z = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device) / norm
+    z = torch.eye(m, dtype=a.dtype, device=a.device) / norm
     low = low.unsqueeze(-1) / norm
     for _ in range(iters):
-        z = z * (2 / (1 + low))
-        z = _newton_step(a, z)
-        low = 4 * low / (1 + low) ** 2
+        stretch = 2 / (1 + low)
+        z = z * stretch
+        z = torch.baddbmm(z, torch.bmm(z, a), z, beta=2, alpha=-1)
+        low = low * stretch**2
     if is_readable(z) and not z.isfinite().all():  # A was indefinite from the start
         finite = z.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
         z = torch.where(finite, z, _iterate(a, 1.8 / norm**2, iters))
-    return z
+    return z.reshape(shape)
 
 
 def rescaled_steps(m: int, ridge: float, eps: float) -> int:

@@ -68,7 +68,7 @@ def _plain(
 
         p_q = kernel(q)  # (b, m, n)
         p_k = p_q if k is None else kernel(k)
-        out = p_q.mT @ (z @ (p_k @ v.flatten(0, 1)))
+        out = torch.bmm(p_q.mT, torch.bmm(z, torch.bmm(p_k, v.flatten(0, 1))))
         return out.unflatten(0, v.shape[:2])
 
 
