@@ -84,10 +84,9 @@ def test_the_prediction_is_the_models(view: View) -> None:
     found = view.look("softpp", shown, 2)
     with torch.no_grad():
         logits = subject.classifier.model(subject.classifier.tensor(shown.image, 64))
-    prediction = view.prediction(found)
-    expected = logits.softmax(1)[0].tolist()
-    assert list(prediction.probabilities.values()) == pytest.approx(expected)
-    assert "64 x 64 pixels, trained at 32 x 32" in prediction.caption
+    probabilities, caption = view.prediction(found)
+    assert list(probabilities.values()) == pytest.approx(logits.softmax(1)[0].tolist())
+    assert "64 x 64 pixels, trained at 32 x 32" in caption
 
 
 def passes(subject: Subject) -> tuple[list[int], Any]:
@@ -222,9 +221,9 @@ def test_convergence() -> None:
 def test_a_resolution_that_fails_is_told(view: View) -> None:
     shown = view.photos["noise"]
     with pytest.warns(UserWarning, match="times as strong as at 32 x 32"):
-        assert "as SOFT is not normalised" in view.prediction(view.look("soft", shown, 2)).caption
+        assert "as SOFT is not normalised" in view.prediction(view.look("soft", shown, 2))[1]
     for name in ("softpp", "softmax"):
-        assert "Warning" not in view.prediction(view.look(name, shown, 2)).caption
+        assert "Warning" not in view.prediction(view.look(name, shown, 2))[1]
 
 
 def test_sides(models: dict[str, Subject]) -> None:
