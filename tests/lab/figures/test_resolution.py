@@ -23,8 +23,8 @@ SIZES = [8, 16]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """8 held-out digits as files, and one that is none."""
-    root = write_digits(tmp_path_factory.mktemp("digits"), train=10, val=8)
+    """10 held-out digits as files, and one that is none."""
+    root = write_digits(tmp_path_factory.mktemp("digits"), train=10, val=10)
     (root / "val" / "7" / "broken.png").write_bytes(b"no image")
     return root
 
@@ -33,7 +33,7 @@ def one_by_one(subject: Subject, size: int, root: Path) -> float:
     """The accuracy of `Classifier.top` over the files."""
     subject.classifier.size = size
     files = [path for path in root.glob("val/*/*.png") if path.stem != "broken"]
-    assert len(files) == 8
+    assert len(files) == 10
     prepared = torch.cat([subject.classifier.tensor(read_image(path)) for path in files])
     top = subject.classifier.top(prepared, 1)
     found = [entry["class"] == path.parent.name for path, (entry,) in zip(files, top)]
@@ -64,7 +64,7 @@ def test_the_command_scores_draws_and_tells(
     for row in rows:
         expected = one_by_one(found[row["model"]], int(row["size"]), folder)
         assert float(row["accuracy"]) == pytest.approx(expected)
-        assert row["images"] == "8"
+        assert row["images"] == "10"
         assert f"{100 * expected:.2f} %" in told
         assert (row["growth"] == "") == (row["model"] == "softmax")
         if row["size"] == "16" and row["growth"]:
@@ -151,10 +151,8 @@ def test_classes_go_by_their_names(write_checkpoint: WriteCheckpoint) -> None:
     (turned,) = subjects([write_checkpoint("softpp", "turned", list("9876543210"))])
     assert resolution._class_numbers(turned, Digits("val")) == list(range(9, -1, -1))
     (pets,) = subjects([write_checkpoint("softpp", "pets", ["cat", "dog", "eel", "fox"])])
-    message = (
-        "SOFT++ knows no class '0', '1', '2' and 7 others of the data, only 'cat', 'dog', 'eel'"
-    )
-    with pytest.raises(ValueError, match=re.escape(message)):
+    message = r"SOFT\+\+ knows no class '0' of the data; .* one of its classes, such as 'cat'"
+    with pytest.raises(ValueError, match=message):
         resolution._class_numbers(pets, Digits("val"))
 
 

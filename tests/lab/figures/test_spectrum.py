@@ -2,13 +2,14 @@
 
 import csv
 from pathlib import Path
+from typing import Any
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
 
 from softmaxfree.cli import main
 from softmaxfree.lab.figures import spectrum
-from softmaxfree.lab.figures.spectrum import Point
 from softmaxfree.lab.figures.subject import given_images, subjects
 from softmaxfree.ops.kernel import kernel_matrix
 
@@ -30,7 +31,7 @@ def test_small_eigenvalues_are_the_kernels_and_not_rounding() -> None:
     own = subject.record(image, 112)["stages.0.blocks.0.attention"].factors().A[0].double()
     assert torch.linalg.eigvalsh(own).min() < -1e-8
     assert torch.linalg.eigvalsh(a).min() > 1e-9
-    assert all(point.full_rank for point in spectrum.points("image", [a]))
+    assert all(row["full_rank"] for row in spectrum.measured("image", [a]))
 
 
 def test_norms_are_those_of_the_matrices() -> None:
@@ -38,20 +39,20 @@ def test_norms_are_those_of_the_matrices() -> None:
     root = a.sum(-1).rsqrt()
     inverse = torch.linalg.inv(a)
     normalised = root.unsqueeze(-1) * inverse * root.unsqueeze(-2)
-    points = [point for point in spectrum.points("image", [a]) if point.inverse == "exact"]
-    for point, x, z, one in zip(points, inverse, normalised, a):
-        assert point.full_rank
-        assert point.m == 9
+    rows = [row for row in spectrum.measured("image", [a]) if row["inverse"] == "exact"]
+    for row, x, z, one in zip(rows, inverse, normalised, a):
+        assert row["full_rank"]
+        assert row["m"] == 9
         expected = [torch.linalg.matrix_norm(y, 2).item() for y in (x, z, one, one @ z @ one)]
-        found = [point.soft, point.softpp, point.soft_attention, point.softpp_attention]
-        assert found == pytest.approx(expected, rel=1e-6)
+        assert [row[name] for name in spectrum.NORMS] == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_growth_is_fitted_where_the_rank_is_full() -> None:
-    def point(m: int, full_rank: bool) -> Point:
-        return Point("image", 0, m, "exact", full_rank, m**2, m, m, 1)
+    def row(m: int, full_rank: bool) -> dict[str, Any]:
+        norms = dict(zip(spectrum.NORMS, (m**2, m, m, 1)))
+        return {"m": m, "inverse": "exact", "full_rank": full_rank} | norms
 
-    found = [point(49, True), point(100, True), point(196, True), point(1024, False)]
+    found = [row(49, True), row(100, True), row(196, True), row(1024, False)]
     assert spectrum.growth(found, "exact", "soft") == pytest.approx(2)
     assert spectrum.growth(found, "exact", "softpp") == pytest.approx(1)
     assert spectrum.growth(found[:1], "exact", "soft") is None
@@ -77,10 +78,9 @@ def test_the_command_draws_writes_and_tells(
     monkeypatch.setattr(spectrum, "SIDES", [3, 4])
     monkeypatch.setattr(spectrum, "SHOWN", 3)
     monkeypatch.setattr(spectrum, "IMAGES", 1)
+    monkeypatch.setattr(plt.Figure, "savefig", lambda *_, **__: None)  # as newton's, and slow
     main(["figures", "spectrum", "--out", str(tmp_path)])
     assert "paper: m^" in capsys.readouterr().out
     rows = list(csv.DictReader((tmp_path / "spectrum.csv").read_text().splitlines()))
     assert len([row for row in rows if row["eigenvalue"]]) == 2 * 9  # heads and eigenvalues
     assert len([row for row in rows if row["inverse"]]) == 2 * 2 * 2  # heads, sizes and inverses
-    assert (tmp_path / "spectrum.png").is_file()
-    assert (tmp_path / "spectrum.svg").is_file()

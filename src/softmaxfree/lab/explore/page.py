@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 import tempfile
+import warnings
 from collections import namedtuple
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -95,6 +96,7 @@ def explore(
     import_modules(modules)
     port = _free_port(host, port)
     _share_cores()
+    warnings.simplefilter("ignore", UserWarning)  # what diagnose warns of is on the page
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # as Ctrl-C: the folder is removed
     view = View(available_models(checkpoints), example_photos())
     with tempfile.TemporaryDirectory(prefix="softmaxfree-") as folder:

@@ -88,14 +88,6 @@ class Maps(NamedTuple):
     """Names the layer and the head, and describes the row."""
 
 
-class Prediction(NamedTuple):
-    """What a model says about an image."""
-
-    probabilities: dict[str, float]
-    caption: str
-    """The size of the image, and a warning if the prediction cannot be trusted."""
-
-
 class View:
     """Pictures of models' attention. Threads may share it.
 
@@ -156,8 +148,11 @@ class View:
             return None
         return convergence_of(supposed(look.layers[layer], asked.what_if), factors, head)
 
-    def prediction(self, look: Look) -> Prediction:
-        """The model's prediction. It does not depend on what-if settings."""
+    def prediction(self, look: Look) -> tuple[dict[str, float], str]:
+        """Probabilities, and a caption: the size of the image, warnings of what that size does.
+
+        It does not depend on what-if settings.
+        """
         classifier, warnings = look.subject.classifier, tuple[str, ...]()
         trained = classifier.size
         softmax_free = any(isinstance(x.attention, SoftmaxFreeAttention) for x in look.layers)
@@ -167,7 +162,7 @@ class View:
         size = f"{look.side} x {look.side} pixels, trained at {trained} x {trained}."
         named = dict(zip(classifier.classes, look.probabilities.tolist()))
         words = [size, *(f"Warning: {text}." for text in warnings), f"The model {classifier.knows}"]
-        return Prediction(named, " ".join(words))
+        return named, " ".join(words)
 
 
 def side_of(subject: Subject, times: float) -> int:

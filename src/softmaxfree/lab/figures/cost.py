@@ -154,36 +154,29 @@ def _accuracy_by_parameters(models: dict[str, Any]) -> list[Row]:
 
 def _accuracy_of_peers(peers: dict[str, Any]) -> list[Row]:
     """The paper's models that were measured, at the image size of their accuracy."""
-    printed = {row.model: row for row in IMAGENET if row.model}
-    return [
-        {
-            "panel": "peers",
-            "model": row["title"],
-            "family": printed[row["model"]].family,
-            "images_s": row["batch"] / row["inference_s"],
-            "top1": printed[row["model"]].top1,
-        }
-        for row in peers["rows"]
-        if row["model"] in printed
-        and not row["arguments"]
-        and row["side"] == printed[row["model"]].side
-        and row.get("inference_s")
-    ]
+    printed = {(row.model, row.side): row for row in IMAGENET if row.model}
+    rows = []
+    for row in peers["rows"]:
+        known = printed.get((row["model"], row["side"]))
+        if known and not row["arguments"] and row.get("inference_s"):
+            accuracy = {"family": known.family, "top1": known.top1}
+            rows.append(_throughput("peers", row) | accuracy)
+    return rows
 
 
 def _accuracy_of_attentions(tiny: dict[str, Any]) -> list[Row]:
     """Every attention in the released tiny model, for which the paper has a table."""
     return [
-        {
-            "panel": "tiny",
-            "model": row["title"],
-            "contestant": row["arguments"]["attention"],
-            "images_s": row["batch"] / row["inference_s"],
-            "top1": row["paper"]["top1"],
-        }
+        _throughput("tiny", row)
+        | {"contestant": row["arguments"]["attention"], "top1": row["paper"]["top1"]}
         for row in tiny["rows"]
         if row["group"] == "softpp_tiny_fudan" and row["paper"] and row.get("inference_s")
     ]
+
+
+def _throughput(panel: str, row: Row) -> Row:
+    images_s = row["batch"] / row["inference_s"]
+    return {"panel": panel, "model": row["title"], "images_s": images_s}
 
 
 def _family_style(family: str) -> dict[str, Any]:

@@ -217,18 +217,13 @@ def _labelled_images(root: str | None, split: str) -> Source:
 def _class_numbers(subject: Subject, source: Source) -> list[int]:
     """The model's number of each class of the data, found by name."""
     known, asked = subject.classifier.classes, source.classes or []
-    unknown = [name for name in asked if name not in known]
-    if unknown:
-        raise UserError(
-            f"{subject.title} knows no class {_listed(unknown)} of the data, only "
-            f"{_listed(known)}; give --root a folder of which every folder is named after one"
-        )
+    for name in asked:
+        if name not in known:
+            raise UserError(
+                f"{subject.title} knows no class {name!r} of the data; give --root a folder of "
+                f"which every folder is named after one of its classes, such as {known[0]!r}"
+            )
     return [known.index(name) for name in asked]
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(repr(name) for name in names[:3])
-    return f"{shown} and {len(names) - 3} others" if len(names) > 3 else shown
 
 
 def _sizes(subject: Subject, sizes: Sequence[int] | None) -> list[int]:

@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from PIL import Image
@@ -47,20 +47,10 @@ LINES = {"exact": "-", "newton": "--"}
 MARKERS = {"exact": "+", "newton": "."}
 
 
-class Point(NamedTuple):
-    """Spectral norms of one head of one image."""
-
-    image: str
-    head: int
-    m: int
-    inverse: str
-    """How A^+ is computed: `exact`, or with the paper's iteration, `newton`."""
-    full_rank: bool
-    """Whether float64 resolves all eigenvalues of A. A^+ leaves out those it does not."""
-    soft: float
-    softpp: float
-    soft_attention: float
-    softpp_attention: float
+Row = dict[str, Any]
+"""One head of one image: image, head, m, inverse (`exact`, or the paper's iteration, `newton`),
+full_rank (whether float64 resolves all eigenvalues of A; A^+ leaves out those it does not), and
+`NORMS`."""
 
 
 def landmark_matrix(subject: Subject, image: Image.Image, side: int) -> Tensor:
@@ -93,7 +83,7 @@ def _landmarks_of(record: AttentionRecord) -> Tensor:
     return record.attention.landmarks(record.q, record.k, record.layout)[0]
 
 
-def points(name: str, matrices: Iterable[Tensor]) -> Iterator[Point]:
+def measured(name: str, matrices: Iterable[Tensor]) -> Iterator[Row]:
     """Yields the norms of an image's landmark matrices (heads, m, m), one for each m."""
     for a in matrices:
         values = eigenvalues(a)  # (heads, m)
@@ -105,20 +95,21 @@ def points(name: str, matrices: Iterable[Tensor]) -> Iterator[Point]:
             z = root.unsqueeze(-1) * x * root.unsqueeze(-2)
             norms = [largest_eigenvalue(y).tolist() for y in (x, z, a @ x @ a, a @ z @ a)]
             for head, found in enumerate(zip(*norms)):
-                yield Point(name, head, a.shape[-1], inverse, full_rank[head], *found)
+                about = {"image": name, "head": head, "m": a.shape[-1], "inverse": inverse}
+                yield about | {"full_rank": full_rank[head]} | dict(zip(NORMS, found))
 
 
-def mean_norms(found: Sequence[Point], inverse: str, quantity: str) -> dict[int, float]:
+def mean_norms(found: Sequence[Row], inverse: str, quantity: str) -> dict[int, float]:
     """The (geometric) mean norms by size m; of the exact inverse where all have full rank."""
-    own = [point for point in found if point.inverse == inverse]
-    lost = {point.m for point in own if not point.full_rank and inverse == "exact"}
+    own = [row for row in found if row["inverse"] == inverse]
+    lost = {row["m"] for row in own if not row["full_rank"] and inverse == "exact"}
     return {
-        m: statistics.geometric_mean(getattr(point, quantity) for point in own if point.m == m)
-        for m in sorted({point.m for point in own} - lost)
+        m: statistics.geometric_mean(row[quantity] for row in own if row["m"] == m)
+        for m in sorted({row["m"] for row in own} - lost)
     }
 
 
-def growth(found: Sequence[Point], inverse: str, quantity: str) -> float | None:
+def growth(found: Sequence[Row], inverse: str, quantity: str) -> float | None:
     """The p of norm ~ m^p, or None if fewer than two sizes have full rank."""
     means = mean_norms(found, inverse, quantity)
     return exponent([*means], [*means.values()]) if len(means) > 1 else None
@@ -145,25 +136,24 @@ def draw_spectrum(
     import_modules(modules)
     (subject,) = subjects([checkpoint] if checkpoint else None, embedded=["softpp"])
     given = given_images(images, IMAGES)
-    found: list[Point] = []
+    found: list[Row] = []
     shown: dict[str, Tensor] = {}
     for name, image in tqdm(given.items(), "spectrum", leave=False):
         matrices = {side: landmark_matrix(subject, image, side) for side in SIDES}
         shown[name] = eigenvalues(matrices[SHOWN]).flip(-1)
-        found += points(name, matrices.values())
+        found += measured(name, matrices.values())
     figure, (axes,) = panels(3, width=4.3, height=4.2)
     _draw_eigenvalues(axes[0], shown)
     _draw_norms(axes[1], found, "")
     axes[1].set(title="the inverse", ylabel="spectral norm")
     axes[1].axhline(100, color="black", linewidth=0.8, linestyle=(0, (1, 3)))
-    most = max(point.m for point in found)
+    most = max(row["m"] for row in found)
     axes[1].text(most, 110, "most with the default ridge", ha="right", va="bottom", fontsize=9)
     _draw_norms(axes[2], found, "_attention")
     axes[2].set(title="attention among landmarks", ylabel="spectral norm")
     for ax in axes:
         ax.grid(alpha=0.3)
-    rows = [*_eigenvalue_rows(shown), *(point._asdict() for point in found)]
-    save(figure, rows, out / "spectrum")
+    save(figure, [*_eigenvalue_rows(shown), *found], out / "spectrum")
     print(growth_table(found))
 
 
@@ -180,16 +170,14 @@ def _draw_eigenvalues(ax: Any, shown: dict[str, Tensor]) -> None:
     ax.legend(frameon=False)
 
 
-def _draw_norms(ax: Any, found: Sequence[Point], suffix: str) -> None:
+def _draw_norms(ax: Any, found: Sequence[Row], suffix: str) -> None:
     for name, (title, formula) in METHODS.items():
         quantity = name + suffix
         what = f"A·{formula}·A" if suffix else formula
         for inverse, line in LINES.items():
-            own = [point for point in found if point.inverse == inverse]
-            ax.plot(
-                [point.m for point in own], [getattr(point, quantity) for point in own],
-                MARKERS[inverse], color=COLORS[name], alpha=0.5, markersize=5,
-            )  # fmt: skip
+            places = [(row["m"], row[quantity]) for row in found if row["inverse"] == inverse]
+            color = {"color": COLORS[name]}
+            ax.plot(*zip(*places), MARKERS[inverse], alpha=0.5, markersize=5, **color)
             power = growth(found, inverse, quantity)
             label = f"{title}: {what}, {'exact' if inverse == 'exact' else f'{STEPS} steps'}"
             if power is not None:
@@ -197,8 +185,8 @@ def _draw_norms(ax: Any, found: Sequence[Point], suffix: str) -> None:
             if quantity in PAPER:
                 label += f" (paper $m^{PAPER[quantity]}$)"
             means = mean_norms(found, inverse, quantity)
-            ax.plot([*means], [*means.values()], line, color=COLORS[name], label=label)
-    sizes = sorted({point.m for point in found})
+            ax.plot([*means], [*means.values()], line, label=label, **color)
+    sizes = sorted({row["m"] for row in found})
     ax.set(xscale="log", yscale="log", xlabel="landmarks m")
     ax.set_xticks(sizes, [f"{m:,}" for m in sizes])
     ax.minorticks_off()
@@ -214,7 +202,7 @@ def _eigenvalue_rows(shown: dict[str, Tensor]) -> list[dict[str, Any]]:
     ]
 
 
-def growth_table(found: Sequence[Point]) -> str:
+def growth_table(found: Sequence[Row]) -> str:
     """The fitted exponents beside the paper's."""
     rows = []
     for quantity, title in NORMS.items():

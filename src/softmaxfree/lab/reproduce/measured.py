@@ -134,14 +134,14 @@ def measure_spectrum(runs: Path, seeds: Sequence[int]) -> Rows:
     """The exponents p of norm ~ m^p."""
     rows: Rows = []
     for seed, subject in _trained(runs, seeds):
-        points: list[spectrum_figure.Point] = []
+        found: list[spectrum_figure.Row] = []
         for image in _test_images(spectrum_figure.IMAGES):
             for side in spectrum_figure.SIDES:
                 matrix = spectrum_figure.landmark_matrix(subject, image, side)
-                points += spectrum_figure.points("", [matrix])
+                found += spectrum_figure.measured("", [matrix])
         for inverse in spectrum_figure.LINES:
             for norm in spectrum_figure.NORMS:
-                exponent = spectrum_figure.growth(points, inverse, norm)
+                exponent = spectrum_figure.growth(found, inverse, norm)
                 rows.append({"seed": seed, "inverse": inverse, "norm": norm, "exponent": exponent})
     return rows
 
