@@ -16,6 +16,7 @@ from . import package_map
 SOURCE = Path(softmaxfree.__file__).parent
 ORDER = [
     "threads",
+    "words",
     "errors",
     "files",
     "checkpoint_files",

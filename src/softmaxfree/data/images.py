@@ -154,7 +154,11 @@ class ImageData(Data):
                 f"{part:15}{len(source):,} images: {getattr(source, 'origin', self.dataset)}"
                 for part, source in self.sources.items()
             ),
-            f"classes        {len(classes) or 'not named'}: {visible(several(classes, 10))}",
+            *(
+                [f"classes        {len(classes)}: {visible(several(classes, 10))}"]
+                if classes
+                else []
+            ),
             f"images         {self.size} x {self.size} pixels, mean {mean}, std {std}",
         ]
 
