@@ -32,7 +32,7 @@ from softmaxfree.models.variants import PUBLISHED
 TEST_SETS = {"all": "cifar10_whole/test", "half": "cifar10/test"}
 """The 10,000 test images, and the half of them that the tests have; folders of images by class."""
 
-_PAGE = """# Weights that come with the package
+_PAGE = """# Weights
 
 ```python
 import timm
@@ -41,11 +41,44 @@ import softmaxfree
 model = timm.create_model("softpp_nano.cifar10", pretrained=True).eval()  # nothing is downloaded
 ```
 
-`softmaxfree validate --config recipes/cifar10/weights.yaml --model.backbone softpp_nano.cifar10
---model.options '{{"pretrained": true}}'` scores them. As with all of timm's, `num_classes`,
-`in_chans`, `img_size` and `features_only` adapt them; `timm.data.resolve_data_config` tells how
-images are prepared. `python scripts/publish.py` wrote the files and this page. The wheel carries
-`softpp_nano.cifar10`; a clone of the repository has all three.
+As with all of timm's, `num_classes`, `in_chans`, `img_size` and `features_only` adapt them;
+`timm.data.resolve_data_config` tells how images are prepared. `python scripts/publish.py` wrote the
+files and this page. The wheel carries `softpp_nano.cifar10`; a clone of the repository has all of
+them.
+
+## Which weights can be named
+
+Every command that takes trained weights takes all of these:
+
+| what | such as |
+| :-- | :-- |
+| a name with weights | `softpp_nano.cifar10`, `digits-softpp`, timm's `resnet18.a1_in1k` |
+| the folder of a run: its `last.ckpt` | `runs/softpp_nano-digits` |
+| a checkpoint of a run | `runs/softpp_nano-digits/best.ckpt` |
+| a file that `softmaxfree convert` has written | `model.safetensors` |
+| tensors alone, the authors' too, to start training from | `SOFT_tiny.pth` |
+| a folder that timm has written for the Hugging Face Hub | `local-dir:FOLDER` |
+| a model of the Hub, which is downloaded | `hf-hub:OWNER/NAME` |
+
+    softmaxfree predict IMAGE... --checkpoint softpp_nano.cifar10
+    softmaxfree validate --checkpoint softpp_nano.cifar10 --data.root FOLDER
+    softmaxfree figures heatmap --checkpoints [softpp_nano.cifar10]
+    softmaxfree explore --checkpoints [softpp_nano.cifar10]
+    softmaxfree export softpp_nano.cifar10 model.onnx
+    softmaxfree convert runs/mine mine.safetensors
+    softmaxfree fit --model.backbone softpp_nano.cifar10            # starts from these weights
+    softmaxfree fit --model.init_checkpoint runs/mine               # so does this
+    softmaxfree fit --model.teacher runs/mine                       # learns its predictions too
+
+In Python, `softmaxfree.models.weights.find_weights("runs/mine")` has the model (`build()`), how its
+images are prepared (`preparation`) and its `classes`; `softmaxfree.diagnose` takes the same names.
+Size, mean, standard deviation, crop and interpolation come with the weights. A name comes before a
+file of that name. Tensors alone do not say which model they are of, so only `fit` and `convert`
+take them; `convert` recognises SOFT and SOFT++ by the shapes. A backbone without a tag, as in
+`--model.backbone softpp_nano`, is trained from scratch, and the run's first line and
+`softmaxfree runs` say so. Nothing in a file is run ([Security](security.md)).
+
+## Cards
 
 {table}
 

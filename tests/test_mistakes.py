@@ -105,6 +105,8 @@ DATA = {
     "fit --out run --data.root empty": "empty has no images in folders",
     "fit --out run --data.root lacks": "classes of the val split.*no images of a",
     "fit --out run --config gone/recipe": "gone/recipe",
+    "validate --checkpoint digits-softpp --data.root whole": "data has 2 classes.*has 10",
+    "validate --checkpoint digits-softpp": "which images to score: give --data.root",
 }
 
 OPTIONS = {
@@ -182,6 +184,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         for place in ("train/a", "train/b", "val/b"):
             (here / "lacks" / place).mkdir(parents=True)
             shutil.copy("red.png", here / "lacks" / place)
+        shutil.copytree("lacks", "whole")
+        shutil.copytree("whole/train/a", "whole/val/a")
         model = "model: {class_path: softmaxfree.tasks.Classification, init_args: "
         (here / "unknown.yaml").write_text(model + "{lrr: 1}}\n")
         (here / "type.yaml").write_text(model + "{lr: fast}}\n")

@@ -7,9 +7,13 @@ from typing import Any
 import pytest
 import timm
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from softmaxfree import SoftmaxFreeAttention, diagnose, recorded_attention
+from softmaxfree.data.sources import Digits
+from softmaxfree.models.weights import find_weights
+from softmaxfree.tasks.predict import Classifier
 
 from ..helpers import tokens
 
@@ -70,26 +74,48 @@ def test_images_are_measured_each_by_itself() -> None:
 
 def test_the_collapse_of_soft_at_other_resolutions_is_foretold() -> None:
     model = build("soft_nano")
-    with pytest.warns(UserWarning, match="as SOFT is not normalised") as caught:
+    with pytest.warns(UserWarning, match="at 64 x 64 pixels") as caught:
         diagnosis = diagnose(model, natural(64))
-    (sentence,) = diagnosis.warnings
-    assert str(caught[0].message) == sentence
+    sentence = diagnosis.warnings[-1]
+    assert str(caught[0].message) == diagnosis.warnings[0]
     assert "at 64 x 64 pixels" in sentence
     assert "at 32 x 32, where the model was trained, in 5 of 5 layers" in sentence
+    assert "as SOFT is not normalised" in sentence
     assert (diagnosis.size, diagnosis.trained_size) == ((64, 64), (32, 32))
-    with pytest.warns(UserWarning, match="as SOFT is not normalised"):
-        diagnose(model, natural(32), trained_size=64)
+    with pytest.warns(UserWarning, match="at 32 x 32 pixels"):
+        smaller = diagnose(model, natural(32), trained_size=64)
+    assert "as SOFT is not normalised" in smaller.warnings[-1]
     assert not diagnose(model, natural(32)).warnings
     assert not diagnose(build("soft_nano", img_size=64), natural(64)).warnings
 
 
 @pytest.mark.parametrize("side", [16, 48, 96])
 def test_softpp_stays_in_range(side: int) -> None:
-    diagnosis = diagnose(build("softpp_nano"), natural(side))
-    assert not diagnosis.warnings
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # untrained, it may change its mind
+        diagnosis = diagnose(build("softpp_nano"), natural(side))
+    assert not any("strong" in sentence for sentence in diagnosis.warnings)
     for layer in diagnosis.layers:
         assert layer.middle_norm.max < layer.inverse_norm.max
         assert 0.5 < layer.landmark_attention_norm.mean < 1.6
+
+
+def test_the_collapse_of_trained_softpp_is_foretold() -> None:
+    """By the classes of the same images at both sizes: its norms stay in range."""
+    weights = find_weights("softpp_nano.cifar10")
+    model, classifier = weights.build(), Classifier(weights)
+    images = torch.cat([classifier.tensor(Digits("val").load(i)[0], 64) for i in range(4)])
+    with pytest.warns(UserWarning, match=r"at 64 x 64 pixels .* get another class than at 32 x 32"):
+        diagnosis = diagnose("softpp_nano.cifar10", images)
+    assert len(diagnosis.warnings) == 1
+    assert all(layer.growth and 0.5 < layer.growth < 2 for layer in diagnosis.layers)
+    with torch.no_grad():
+        small = F.interpolate(images, (32, 32), mode="bilinear", antialias=True)
+        same = model(images).argmax(1) == model(small).argmax(1)
+    assert diagnosis.agreement == pytest.approx(same.float().mean().item())
+    assert f"the same class at both for {diagnosis.agreement * 100:.0f} % of them" in str(diagnosis)
+    at_home = diagnose(model, small[:1])
+    assert (at_home.agreement, at_home.warnings) == (1, ())
 
 
 def test_an_inverse_that_is_none_is_told() -> None:

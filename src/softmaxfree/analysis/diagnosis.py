@@ -1,15 +1,18 @@
-"""The health of softmax-free attention: condition numbers, spectral norms, residuals.
+"""The health of softmax-free attention: condition numbers, spectral norms, residuals, agreement.
 
 SOFT sums over tokens, and a larger image has more of them. Attention among the landmarks, A Z A,
 shows the effect: for SOFT its spectral norm is |A|, between 1 and m, and a model trained at one
 resolution fails at another (the paper: 82.5 % at 224 pixels, 33.7 % at 384, 0.14 % at 512). SOFT++
-divides by the row sums: its norm is about 1 at all resolutions.
+divides by the row sums: its norm is about 1 at all resolutions. That alone does not keep a model
+accurate: SOFT++ trained at one size fails at others too. The classes of the same images at both
+sizes show it (the table in docs/figures.md).
 """
 
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +22,7 @@ from torch import Tensor, nn
 from ..errors import UserError
 from ..layers.attention import SoftmaxFreeAttention
 from ..models.backbone import Backbone, PositionEmbedding, pair
+from ..models.weights import find_weights
 from ..ops.checks import check_floating, shape
 from .attention_record import AttentionRecord, by
 from .hooks import evaluating, recorded_attention
@@ -28,6 +32,10 @@ MOST_GROWTH = 2.0
 """Warn if |A Z A| differs from its value at the trained size by more than this factor. In nano
 models, trained and not, SOFT exceeds it in some layers at 1.5 times the side; SOFT++ stays below
 1.5 at 3 times the side."""
+
+LEAST_AGREEMENT = 0.9
+"""Warn if a smaller share of the images keeps the class that it has at the trained size. With the
+weights of the package, accuracy falls by as much as agreement does, to 6 points."""
 
 MOST_RESIDUAL = 1e-2
 """Warn if |B X B - B| / |B| of a computed inverse X of B is larger."""
@@ -83,6 +91,9 @@ class Diagnosis:
     """(height, width) of the images."""
     trained_size: tuple[int, int] | None
     """Size of the images in training; None if it is unknown."""
+    agreement: float | None
+    """Share of the images that keep their most probable class when they are resized to the trained
+    size; None if that size is unknown, or the model gives no logits (B, classes)."""
     layers: tuple[LayerDiagnosis, ...]
     """In the order in which they ran."""
     warnings: tuple[str, ...]
@@ -91,13 +102,18 @@ class Diagnosis:
     def __str__(self) -> str:
         trained = "an unknown size" if self.trained_size is None else by(self.trained_size)
         lines = [
-            f"images of {by(self.size)} pixels, model trained at {trained}",
+            f"images of {by(self.size)} pixels, model trained at {trained}{self._agreement()}",
             _line("layer", *_COLUMNS),
             *(_line(layer.name, *(cell(layer) for cell in _COLUMNS.values()))
               for layer in self.layers),
             *(f"warning: {sentence}" for sentence in self.warnings),
         ]  # fmt: skip
         return "\n".join(lines)
+
+    def _agreement(self) -> str:
+        if self.agreement is None or self.size == self.trained_size:
+            return ""
+        return f"; the same class at both for {self.agreement:.0%}".replace("%", " % of them")
 
 
 _COLUMNS: dict[str, Callable[[LayerDiagnosis], str]] = {
@@ -115,18 +131,22 @@ _COLUMNS: dict[str, Callable[[LayerDiagnosis], str]] = {
 
 
 def diagnose(
-    model: nn.Module, images: Tensor, trained_size: int | Sequence[int] | None = None
+    model: nn.Module | str | Path,
+    images: Tensor,
+    trained_size: int | Sequence[int] | None = None,
 ) -> Diagnosis:
     """Measures condition numbers, norms and residuals of softmax-free attention on images.
 
         print(diagnose(model, images))
 
-    It warns, in the result and once by a `UserWarning`, if values are not finite, if the norm of
-    A Z A differs from its value at the resolution of training (the same images are resized for the
-    comparison), and if a computed inverse has a large residual.
+    It warns, in the result and once by a `UserWarning`, if values are not finite, if images get
+    another class, or A Z A another norm, than at the resolution of training (the same images are
+    resized for the comparison), and if a computed inverse has a large residual. It cannot tell
+    whether the classes at the trained size are right, nor how a model without logits does.
 
     Args:
-        model: With SOFT or SOFT++ in some of its layers. It is run in evaluation mode.
+        model: With SOFT or SOFT++ in some of its layers, run in evaluation mode; or trained weights
+            as `softmaxfree.models.weights.find_weights` takes them, such as softpp_nano.cifar10.
         images: (B, channels, H, W), normalised as the model expects them.
         trained_size: Side, or (height, width), of the images the model was trained with; if not
             given, the size that its position embeddings are for.
@@ -134,6 +154,8 @@ def diagnose(
     Returns:
         A `Diagnosis`, computed in float64 from the matrices of the layers.
     """
+    if not isinstance(model, nn.Module):
+        model = find_weights(model).build()
     check_floating(images=images)
     if images.ndim != 4 or images.numel() == 0:
         raise UserError(f"images must be (B, channels, H, W), got shape {shape(images)}")
@@ -145,21 +167,26 @@ def diagnose(
     size = pair(images.shape[-2:], "images")
     trained = _trained_size(model) if trained_size is None else pair(trained_size, "trained_size")
     with evaluating(model):
-        measured = _measure(model, images)
-        if trained is None:
-            usual = {}
-        elif trained == size:
-            usual = measured
-        else:
+        measured, classes = _measure(model, images)
+        usual, usual_classes = measured, classes
+        if trained not in (None, size):
             resized = F.interpolate(images, trained, mode="bilinear", antialias=True)
-            usual = _measure(model, resized)
+            usual, usual_classes = _measure(model, resized)
+    agreement = None
+    if trained is None:
+        usual = {}
+    elif classes is not None and usual_classes is not None:
+        agreement = (classes == usual_classes).float().mean().item()
     layers = tuple(_summary(layer, usual.get(name)) for name, layer in measured.items())
     sentences = (
-        *_not_finite(layers), *_resolution(layers, size, trained), *_no_inverse(layers)
+        *_not_finite(layers),
+        *_other_classes(agreement, size, trained),
+        *_resolution(layers, size, trained),
+        *_no_inverse(layers),
     )  # fmt: skip
     if sentences:
         warnings.warn(sentences[0], UserWarning, stacklevel=2)
-    return Diagnosis(size, trained, layers, sentences)
+    return Diagnosis(size, trained, agreement, layers, sentences)
 
 
 class _Measured(NamedTuple):
@@ -168,12 +195,19 @@ class _Measured(NamedTuple):
     measures: Measures
 
 
-def _measure(model: nn.Module, images: Tensor) -> dict[str, _Measured]:
-    """Measures layers by name, one image at a time: factors in float64 take much memory."""
+def _measure(model: nn.Module, images: Tensor) -> tuple[dict[str, _Measured], Tensor | None]:
+    """Measures layers by name, one image at a time: factors in float64 take much memory.
+
+    Returns:
+        The layers, and the most probable classes (B), None if the model gives no logits.
+    """
     found: dict[str, _Measured] = {}
+    classes: list[Tensor] = []
     for image in images.split(1):
         with recorded_attention(model) as layers:
-            model(image)
+            logits = model(image)
+        if isinstance(logits, Tensor) and logits.ndim == 2:
+            classes.append(logits.argmax(1))
         for name, record in layers.items():
             if isinstance(record.attention, SoftmaxFreeAttention):
                 measures = measures_of(record.attention, record.factors().double())
@@ -181,7 +215,7 @@ def _measure(model: nn.Module, images: Tensor) -> dict[str, _Measured]:
                     both = zip(found[name].measures, measures)
                     measures = Measures(*(torch.cat(of_both) for of_both in both))
                 found[name] = _Measured(record, measures)
-    return found
+    return found, torch.cat(classes) if classes else None
 
 
 def _summary(layer: _Measured, usual: _Measured | None) -> LayerDiagnosis:
@@ -228,6 +262,17 @@ def _not_finite(layers: Sequence[LayerDiagnosis]) -> Iterator[str]:
                 "images or weights that are not, or for an inverse that diverges"
             )
             return
+
+
+def _other_classes(
+    agreement: float | None, size: tuple[int, int], trained: tuple[int, int] | None
+) -> Iterator[str]:
+    if trained is not None and agreement is not None and agreement < LEAST_AGREEMENT:
+        share = f"{1 - agreement:.0%}".replace("%", " %")
+        yield (
+            f"at {by(size)} pixels {share} of the images get another class than at {by(trained)}, "
+            "where the model was trained: expect accuracy to be lower by about as much"
+        )
 
 
 def _resolution(

@@ -123,8 +123,8 @@ def draw_newton(
     range over images, layers and heads, in float64. Prints how many steps reach 1e-3.
 
     Args:
-        checkpoint: Checkpoint of a run that trained a classifier with SOFT or SOFT++; default: the
-            SOFT++ model that comes with the package.
+        checkpoint: Trained weights of a classifier with SOFT or SOFT++, such as runs/mine;
+            default: the SOFT++ model that comes with the package.
         images: Image files, such as [cat.jpg,dog.jpg]; default: 20 handwritten digits.
         size: Side of images in pixels; default: as in training.
         out: Folder for newton.png, newton.svg and newton.csv.

@@ -145,8 +145,8 @@ def draw_spectrum(
     49 to 1,024, with the fitted exponents beside the paper's m^2 and m.
 
     Args:
-        checkpoint: Checkpoint of a run that trained a classifier with SOFT or SOFT++; default: the
-            SOFT++ model that comes with the package.
+        checkpoint: Trained weights of a classifier with SOFT or SOFT++, such as runs/mine;
+            default: the SOFT++ model that comes with the package.
         images: Image files, such as [cat.jpg,dog.jpg]; default: 4 handwritten digits.
         layer: Layer to look at: a number in the order in which layers run, or a name.
         out: Folder for spectrum.png, spectrum.svg and spectrum.csv.
