@@ -128,7 +128,7 @@ OPTIONS = {
     "fit --out run --config broken.yaml": "broken.yaml is not YAML",
     "fit --out run --config unknown.yaml": "no option --model.lrr in unknown.yaml.*--model.lr",
     "fit --out run --config type.yaml": "--model.lr must be a number, got fast in type.yaml",
-    "predict": "images, checkpoint must be given",
+    "predict": "images.*checkpoint must be given",
     f"predict red.png {DIGITS} --size x": "--size must be a whole number, got x",
     f"predict red.png {DIGITS} --devise cpu": "no option --devise; did you mean --device",
     "figures heatmap --layr 1": "no option --layr; did you mean --layer",
