@@ -52,7 +52,7 @@ PREDICT = {
     f"predict red.png {DIGITS} --size 0": "--size must be from 1 to 4096 pixels, got 0",
     f"predict red.png {DIGITS} --top 0": "--top must be at least 1, got 0",
     f"predict red.png {DIGITS} --threshold 0.5": "digits-softpp finds classes.*no --threshold",
-    f"predict red.png {DIGITS} --out new": r"draws no pictures: give --out .*\.jsonl or \.csv, got new",
+    f"predict red.png {DIGITS} --out new": r"no pictures: .*\.jsonl or \.csv, got new",
     f"predict red.png {DIGITS} --out found.json": r"--out .*\.jsonl or \.csv, got found.json",
     f"predict red.png {DIGITS} --out gone/found.csv": "no folder gone to write to: create it",
     "predict red.png --checkpoint gone.ckpt": "no checkpoint gone.ckpt",
