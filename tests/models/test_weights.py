@@ -13,6 +13,7 @@ from timm.models._hub import save_for_hf
 from softmaxfree.data.sources import Digits
 from softmaxfree.errors import UserError
 from softmaxfree.layers.registry import attention_class
+from softmaxfree.models.build import build_model
 from softmaxfree.models.convert import convert
 from softmaxfree.models.variants import PUBLISHED
 from softmaxfree.models.weights import PACKAGED, Preparation, find_weights
@@ -112,6 +113,11 @@ def test_what_is_not_there_is_refused_in_a_sentence(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=sentence):
         find_weights(source)
+
+
+def test_a_tag_that_is_not_there_is_refused_before_training() -> None:
+    with pytest.raises(UserError, match=r"softpp_nano has no weights 'foo'; choose .*\.cifar10"):
+        build_model("softpp_nano.foo", 10)
 
 
 def test_a_file_cannot_name_other_weights(tmp_path: Path) -> None:

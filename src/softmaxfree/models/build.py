@@ -34,6 +34,8 @@ class BackboneConfig:
 def build_model(backbone: BackboneConfig | str, num_classes: int) -> nn.Module:
     """Builds a model of timm; an unknown name is refused with the names nearest to it.
 
+    The tag of a name is checked, but no weights are loaded (`weights.py` does).
+
     Another attention, or Q = K, is put into timm's own models, and passed on to all others.
 
     Args:
@@ -45,6 +47,15 @@ def build_model(backbone: BackboneConfig | str, num_classes: int) -> nn.Module:
         near = get_close_matches(config.name, timm.list_models(), n=3)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
         raise UserError(f"timm has no model {config.name!r}{hint}")
+    try:
+        timm.get_pretrained_cfg(config.name)
+    except RuntimeError as error:
+        name, _, tag = config.name.partition(".")
+        known = timm.list_pretrained(f"{name}.*")
+        raise UserError(
+            f"{name} has no weights {tag!r}; "
+            + (f"choose {' or '.join(known[:6])}" if known else f"give {name} to train it")
+        ) from error
 
     def create(**more: Any) -> nn.Module:
         return timm.create_model(
