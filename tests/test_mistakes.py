@@ -52,7 +52,7 @@ PREDICT = {
     f"predict red.png {DIGITS} --size 0": "--size must be from 1 to 4096 pixels, got 0",
     f"predict red.png {DIGITS} --top 0": "--top must be at least 1, got 0",
     f"predict red.png {DIGITS} --threshold 0.5": "digits-softpp finds classes.*no --threshold",
-    f"predict red.png {DIGITS} --out new": r"finds classes.*\.jsonl or \.csv",
+    f"predict red.png {DIGITS} --out new": r"no pictures: .*\.jsonl or \.csv, got new",
     f"predict red.png {DIGITS} --out found.json": r"--out .*\.jsonl or \.csv, got found.json",
     f"predict red.png {DIGITS} --out gone/found.csv": "no folder gone to write to: create it",
     "predict red.png --checkpoint gone.ckpt": "no checkpoint gone.ckpt",
@@ -68,7 +68,7 @@ FILES = {
     "predict red.png --checkpoint evil.ckpt": "evil.ckpt is refused.*names .*print",
     "validate --checkpoint evil.ckpt": "evil.ckpt is refused.*names .*print",
     "fit --out run --model.init_checkpoint evil.pth": "evil.pth is refused.*names .*print",
-    "convert evil.pth out.safetensors": "evil.pth is refused.*names .*print.*safetensors",
+    "convert evil.pth out.safetensors": "evil.pth is refused.*names .*print, .*safetensors",
     "figures heatmap --checkpoints [evil.ckpt]": "evil.ckpt is refused.*names .*print",
     "convert red.png out.safetensors": "red.png cannot be read as weights: .*another kind",
     "convert list.pth out.safetensors": "list.pth cannot be read as weights: .*another kind",
@@ -105,6 +105,8 @@ DATA = {
     "fit --out run --data.root empty": "empty has no images in folders",
     "fit --out run --data.root lacks": "classes of the val split.*no images of a",
     "fit --out run --config gone/recipe": "gone/recipe",
+    "validate --checkpoint digits-softpp --data.root whole": "data has 2 classes.*has 10",
+    "validate --checkpoint digits-softpp": "which images to score: give --data.root",
 }
 
 OPTIONS = {
@@ -126,7 +128,7 @@ OPTIONS = {
     "fit --out run --config broken.yaml": "broken.yaml is not YAML",
     "fit --out run --config unknown.yaml": "no option --model.lrr in unknown.yaml.*--model.lr",
     "fit --out run --config type.yaml": "--model.lr must be a number, got fast in type.yaml",
-    "predict": "images, checkpoint must be given",
+    "predict": "images.*checkpoint must be given",
     f"predict red.png {DIGITS} --size x": "--size must be a whole number, got x",
     f"predict red.png {DIGITS} --devise cpu": "no option --devise; did you mean --device",
     "figures heatmap --layr 1": "no option --layr; did you mean --layer",
@@ -182,6 +184,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         for place in ("train/a", "train/b", "val/b"):
             (here / "lacks" / place).mkdir(parents=True)
             shutil.copy("red.png", here / "lacks" / place)
+        shutil.copytree("lacks", "whole")
+        shutil.copytree("whole/train/a", "whole/val/a")
         model = "model: {class_path: softmaxfree.tasks.Classification, init_args: "
         (here / "unknown.yaml").write_text(model + "{lrr: 1}}\n")
         (here / "type.yaml").write_text(model + "{lr: fast}}\n")

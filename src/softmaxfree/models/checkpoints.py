@@ -178,8 +178,8 @@ def _unreadable(path: Path, what: str, error: Exception) -> UserError:
     message = str(error)
     if found := re.search(r"[Uu]nsupported globals?: (?:GLOBAL )?([\w.]+)", message):
         return UserError(
-            f"{path} is refused: besides tensors it names {found[1]}, code that loading it would "
-            "run; ask its author for the state dict alone, as .safetensors"
+            f"{path} is refused: besides tensors it names {found[1].rstrip('.')}, code that "
+            "loading it would run; ask its author for the state dict alone, as .safetensors"
         )
     told = message and not isinstance(error, AttributeError | TypeError | UnpicklingError)
     told = told and "weights_only" not in message

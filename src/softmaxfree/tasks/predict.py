@@ -186,8 +186,12 @@ def run(
         labeller.task.to(device)
         found = _labels(read, labeller)
     else:
-        no_folder = {"folder as --out (end it in .jsonl or .csv)": None if is_table else out}
-        _refuse(weights, "classes", {"--threshold": threshold, **no_folder})
+        _refuse(weights, "classes", {"--threshold": threshold})
+        if out and not is_table:
+            raise UserError(
+                f"{weights.source} finds classes and draws no pictures: give --out a file that "
+                f"ends in {' or '.join(TABLES)}, got {out}"
+            )
         classifier = Classifier(weights, size)
         classifier.model.to(device)
         found = _classes(read(classifier.tensor), classifier, 5 if top is None else top)

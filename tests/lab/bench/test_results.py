@@ -76,7 +76,7 @@ def test_a_comparison_names_what_changed_and_what_is_missing(tmp_path: Path) -> 
     with pytest.raises(ValueError, match="is not a result of this command"):
         read(path)
     path.write_bytes(b"\xff")
-    with pytest.raises(ValueError, match="is not a result in JSON"):
+    with pytest.raises(ValueError, match="is not JSON, as the results"):
         read(path)
 
 
