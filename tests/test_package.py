@@ -17,6 +17,7 @@ SOURCE = Path(softmaxfree.__file__).parent
 ORDER = [
     "threads",
     "errors",
+    "usage",
     "files",
     "checkpoint_files",
     "imports",

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import __version__
-from .errors import UserError, check_words, usage_error, visible
+from .errors import UserError, check_words, visible
 from .imports import needs
+from .usage import usage_error
 
 HELP = Path(__file__).parent / "help"
 """The help of each command as text: printed without importing the command, which takes seconds."""

@@ -27,11 +27,12 @@ from ..allow_list import DATA, tasks
 from ..checkpoint_files import LAST, holds_run, sound_checkpoint
 from ..data.base import Data
 from ..environment import largest_memory
-from ..errors import UserError, usage_error, visible
+from ..errors import UserError, visible
 from ..files import write_atomically
 from ..imports import MODULES, Names, import_modules, listed
 from ..models.checkpoints import check_archive
 from ..tasks import Task
+from ..usage import usage_error
 from .allocator import keep_freed_memory
 from .arguments import place_of_mistake, with_configuration
 from .checkpoint import AtomicCheckpointIO, RunCheckpoint, Stopped
