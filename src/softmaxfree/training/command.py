@@ -1,6 +1,7 @@
 """`softmaxfree fit`, `validate` and `test`: Lightning's command line with our defaults."""
 
 import logging
+import re
 import signal
 import warnings
 from argparse import ArgumentError
@@ -114,7 +115,7 @@ class TrainingCLI(LightningCLI):
         try:
             self.config = parser.parse_args(words)
         except ArgumentError as error:
-            options = [action.dest for action in parser._actions]
+            options = re.findall(r"--([\w.]+)", parser.format_help())
             for part, known in (("model", tasks()), ("data", DATA)):
                 options += [f"{part}.{name}" for table in known.values() for name in table]
             raise usage_error(str(error), options, place_of_mistake(str(error), args)) from error
