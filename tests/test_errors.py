@@ -26,6 +26,31 @@ def test_a_bug_is_not_shortened(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["predict"], "images and --checkpoint must be given; --help explains"),
+        (["predict", "a.png", "--top", "all", "--checkpoint", "b"], "--top must be a whole number"),
+        (["export", "softpp_nano"], "target must be given; --help explains"),
+        (["export", "softpp_nano", "a.onnx", "b"], "'b' is not expected here; --help lists"),
+        (["runs", "a", "--output", "b"], "there is no option --output; did you mean --out?"),
+        (["bench", "attention", "--threads"], "--threads needs a value"),
+        (["bench", "attention", "--preset", "x"], "--preset must be one of paper, core, demo, li"),
+        (["bench", "attention", "--config", "x"], "there is no file "),
+        (["bench", "nothing"], "softmaxfree bench has no command 'nothing'; choose one of"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_command_line_that_is_not_understood_is_answered_in_a_sentence(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(words)
+    said = capsys.readouterr().err
+    assert said.startswith(f"softmaxfree: error: {sentence}")
+    assert said.count("\n") == 1
+
+
 def test_what_cannot_be_written_is_said_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"cannot write .*file/inside\.json: "):

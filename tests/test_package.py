@@ -18,6 +18,7 @@ ORDER = [
     "threads",
     "words",
     "errors",
+    "usage",
     "files",
     "checkpoint_files",
     "imports",

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import __version__
-from .errors import UserError, check_words, usage_error, visible
+from .errors import UserError, check_words, visible
 from .imports import needs
+from .usage import usage_error
 from .words import list_options, with_lists
 
 HELP = Path(__file__).parent / "help"

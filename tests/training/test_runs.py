@@ -360,6 +360,7 @@ def test_broken_images_are_reported_at_the_end(
         (["--model.smoothing=3"], "smoothing must be at least 0 and below 1, got 3"),
         (["--model.optimizer_options.foo=1"], "unexpected keyword argument 'foo'"),
         (["--model.options.toknes=49"], "softpp_nano has no option 'toknes'"),
+        (["--model.options.num_classes=3"], "num_classes has an argument of its own: leave it out"),
         (["--lr=1"], r"there is no option --lr; did you mean --model\.lr\?"),
         (["--model.learning_rate=1"], r"option --model\.learning_rate; did you mean --model\.lr\?"),
         (["--trainer.max_epoch=1"], r"there is no option .*; did you mean --trainer\.max_epochs"),

@@ -68,6 +68,10 @@ def build_model(backbone: BackboneConfig | str, num_classes: int | None) -> nn.M
             )
         except TypeError as error:
             for name in config.options or {}:
+                if f"multiple values for keyword argument {name!r}" in str(error):
+                    raise UserError(
+                        f"{name} has an argument of its own: leave it out of the options"
+                    ) from error
                 if f"unexpected keyword argument {name!r}" in str(error):
                     raise UserError(
                         f"{config.name} has no option {name!r}: its options are the arguments of "

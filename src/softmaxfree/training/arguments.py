@@ -4,6 +4,7 @@ import re
 import sys
 from contextlib import suppress
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -153,21 +154,28 @@ def place_of_mistake(message: str, arguments: list[str]) -> str:
         arguments: The command line.
 
     Raises:
-        UserError: If the file is not YAML.
+        UserError: If a file is not YAML.
     """
-    path = Path(_option(arguments, "--config") or "")
-    if not path.is_file():  # the configuration of a checkpoint, as text
-        return ""
-    try:
-        yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" in line {mark.line + 1}: {getattr(error, 'problem', '')}" if mark else ""
-        raise UserError(f"{path} is not YAML; look for a mistake{line}") from error
-    name = re.findall(r"key \"([^\"]+)\"|Option '([^']+)' is not accepted", message)[-1:]
-    word = "".join(name[0]) if name else message
-    given = any(word in other for other in arguments if other.startswith("--"))
-    return "" if given or "unrecognized" in message else f" in {path}"
+    names = re.findall(r"(?:key \"|Option ')([^'\"]+)['\"]", message)
+    last = names[-1].rpartition(".")[2] if names else None
+    words = [word.lstrip("-").partition("=") for word in arguments if word.startswith("--")]
+    given = last is None or last in [word.rpartition(".")[2] for word, _, _ in words]
+    values = [value for word, _, value in words if word == "config" and value]
+    values += [value for word, value in pairwise(arguments) if word in ("--config", "-c")]
+    place = ""
+    for path in (Path(value) for value in values if "\n" not in value):  # not a checkpoint's
+        if not path.is_file():
+            continue
+        try:
+            text = path.read_text()
+            yaml.safe_load(text)
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            mark = getattr(error, "problem_mark", None)
+            line = f" in line {mark.line + 1}: {getattr(error, 'problem', '')}" if mark else ""
+            raise UserError(f"{path} is not YAML; look for a mistake{line}") from error
+        if not given and re.search(rf"\b{re.escape(last or '')}\b", text):
+            place = f" in {path}"
+    return place
 
 
 def _option(arguments: list[str], name: str) -> str | None:

@@ -1,6 +1,7 @@
 """`softmaxfree fit`, `validate` and `test`: Lightning's command line with our defaults."""
 
 import logging
+import re
 import signal
 import warnings
 from argparse import ArgumentError
@@ -27,11 +28,12 @@ from ..allow_list import DATA, tasks
 from ..checkpoint_files import LAST, holds_run, sound_checkpoint
 from ..data.base import Data
 from ..environment import largest_memory
-from ..errors import UserError, usage_error, visible
+from ..errors import UserError, visible
 from ..files import write_atomically
 from ..imports import MODULES, Names, import_modules, listed
 from ..models.checkpoints import check_archive
 from ..tasks import Task
+from ..usage import usage_error
 from .allocator import keep_freed_memory
 from .arguments import complete, place_of_mistake, with_configuration
 from .checkpoint import AtomicCheckpointIO, RunCheckpoint, Stopped
@@ -118,7 +120,7 @@ class TrainingCLI(LightningCLI):
         try:
             self.config = parser.parse_args(words)
         except ArgumentError as error:
-            options = [action.dest for action in parser._actions]
+            options = re.findall(r"--([\w.]+)", parser.format_help())
             for part, known in (("model", tasks()), ("data", DATA)):
                 options += [f"{part}.{name}" for table in known.values() for name in table]
             raise usage_error(str(error), options, place_of_mistake(str(error), args)) from error
