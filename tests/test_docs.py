@@ -13,6 +13,7 @@ import yaml
 from publish import card
 
 import softmaxfree
+from softmaxfree.layers.registry import ATTENTIONS
 from softmaxfree.models.variants import PUBLISHED
 
 ROOT = Path(__file__).parents[1]
@@ -70,9 +71,13 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert sorted(named) == sorted(softmaxfree.__all__)
 
 
+def python_blocks(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+
+
 def run_examples(page: str) -> dict[str, Any]:
     names: dict[str, Any] = {}
-    for code in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL):
+    for code in python_blocks(page):
         exec(code, names)
     return names
 
@@ -101,7 +106,15 @@ def test_the_quick_start_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert names["y"].shape == (2, 1000, 64)
     assert names["logits"].shape == (2, 10)
     assert names["out"].shape == names["v"].shape
-    assert "multiply-adds" in capsys.readouterr().out
+    assert "attention 'softpp' in 2 layers" in capsys.readouterr().out
+
+
+def test_every_example_of_attentions_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("softmaxfree.layers.registry.ATTENTIONS", dict(ATTENTIONS))
+    examples = python_blocks("docs/attentions.md")
+    assert len(examples) == 3
+    for code in examples:
+        exec(code, {"__name__": "example"})
 
 
 def test_the_page_of_figures_runs(capsys: pytest.CaptureFixture[str]) -> None:

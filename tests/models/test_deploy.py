@@ -80,6 +80,12 @@ def test_what_cannot_be_exported_is_named(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is", "ignore::torch.jit.TracerWarning")
+def test_torchscript_is_refused_in_a_sentence() -> None:
+    with pytest.raises(ValueError, match=r"TorchScript .* use torch.export, torch.compile or"):
+        torch.jit.trace(small(), images(1, 3, 32, 32))
+
+
 @pytest.mark.parametrize("name", ["softpp_nano", "softpp_vit_small"])
 def test_channels_last_images_and_weights(name: str) -> None:
     model, x = build(name), images(2, 3, 48, 40)

@@ -17,7 +17,10 @@ that a small grid has as many windows as landmarks."""
 
 
 class SoftmaxFreeAttention(MultiHeadAttention):
-    """Multi-head attention through landmarks, linear in the number of tokens.
+    """Multi-head attention through landmarks.
+
+    Its cost is linear in the number of tokens with the default of 49 landmarks, or any fixed
+    number; with `ratio` alone landmarks grow with the tokens, and cost faster than these.
 
     With scaled queries Q, keys K, landmarks L, and the Gaussian kernel k, every head computes
 
@@ -35,8 +38,7 @@ class SoftmaxFreeAttention(MultiHeadAttention):
         num_heads: Heads; must divide `dim`.
         ndim: 2 for images, whose `size` the forward pass then needs; 1 for sequences.
         sampler: How landmarks are made: `conv`, `avg`, `random` or `biased`.
-        num_landmarks: Landmarks, a square number for images: 49 by default. Their number does not
-            grow with that of the tokens, so that cost is linear.
+        num_landmarks: Landmarks, a square number for images: 49 by default, at every size.
         ratio: In place of `num_landmarks`: every `ratio` tokens of a sequence, every `ratio` x
             `ratio` of an image, become one landmark. With both, the sampler `conv` has windows of
             this side and averages what they give to `num_landmarks`.

@@ -129,6 +129,11 @@ class MultiHeadAttention(nn.Module, ABC):
         Returns:
             (B, N, dim).
         """
+        if torch.jit.is_tracing():  # type: ignore[attr-defined]
+            raise UserError(
+                "TorchScript (torch.jit.trace) cannot record this attention, whose gradient is in "
+                "closed form; use torch.export, torch.compile or `softmaxfree export`"
+            )
         size = self._check(x, size, "x", "size")
         if context is None:
             source, source_size = x, size

@@ -44,6 +44,7 @@ MADE_BY = {
     "memory": memory,
     "models": family,
     "models-paper": models,
+    "models-replaced": models,
     "models-peers": models,  # models-large is of a contestant that has changed since
     "segmentation": segmentation,
     "sequences": sequences,
