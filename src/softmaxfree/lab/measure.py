@@ -71,14 +71,6 @@ def time_interleaved(
     return {name: Timing(min(times), statistics.median(times)) for name, times in measured.items()}
 
 
-def square_product(
-    size: int = 1024, device: str = "cpu", dtype: str = "float32"
-) -> tuple[Callable[[], object], int]:
-    """A large square matrix product, which runs at the machine's best rate, and its operations."""
-    a, b = torch.randn(2, size, size).to(device, getattr(torch, dtype))
-    return lambda: a @ b, 2 * size**3
-
-
 def exponent(sizes: Sequence[int], values: Sequence[float]) -> float:
     """The p of values ~ sizes^p, by least squares on logarithms."""
     return statistics.linear_regression([*map(math.log, sizes)], [*map(math.log, values)]).slope

@@ -10,8 +10,7 @@ from ...environment import command_line
 from ...layers.attention import SoftmaxFreeAttention
 from ...models.cost import cost
 from ..paper import BACKBONES, LANDMARKS, SAMPLERS
-from ..results import Page, Table, number, publish, result
-from .runner import Row
+from ..results import Column, Page, Row, columns, publish, result
 
 ABLATED = "soft_tiny_fudan"
 """The model of the paper's ablations."""
@@ -95,21 +94,18 @@ def _row(name: str, arguments: dict[str, Any], paper: Row) -> Row:
 
 
 def page(content: Row) -> Page:
-    header = ["model", "inverse", "params M", "paper", "G mult-adds", "with inverse", "paper"]
-    lines = [
-        [
-            ", ".join([row["model"], *(f"{k}={v}" for k, v in row["arguments"].items())]),
-            row["inverse"],
-            number(row["parameters"], 2, 1e6),
-            _as_printed(row["paper_parameters_m"]),
-            number(row["multiply_adds"] - row["inverse_multiply_adds"], 3, 1e9),
-            number(row["multiply_adds"], 3, 1e9),
-            _as_printed(row["paper_multiply_adds_g"]),
-        ]
-        for row in content["rows"]
-    ]
-    return Page("Models", [Table(header, lines, 2), NOTES])
+    table = columns(
+        content["rows"],
+        Column("model", _title),
+        Column("inverse", "inverse"),
+        Column("params M", "parameters", 2, 1e6),
+        Column("paper", "paper_parameters_m"),
+        Column("G mult-adds", lambda x: x["multiply_adds"] - x["inverse_multiply_adds"], 3, 1e9),
+        Column("with inverse", "multiply_adds", 3, 1e9),
+        Column("paper", "paper_multiply_adds_g"),
+    )
+    return Page("Models", [table, NOTES])
 
 
-def _as_printed(value: float | None) -> str:
-    return "" if value is None else f"{value:g}"
+def _title(row: Row) -> str:
+    return ", ".join([row["model"], *(f"{k}={v}" for k, v in row["arguments"].items())])

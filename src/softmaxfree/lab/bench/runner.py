@@ -1,7 +1,7 @@
-"""What all benchmarks share: the start of a command, contestants in turns, tables over n."""
+"""What all benchmarks share: the start of a command, contestants in turns, two kinds of table."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,18 +14,19 @@ from ...environment import largest_memory
 from ...imports import Names, import_modules
 from ...models.cost import Cost
 from ..measure import (
-    Timing,
     check_machine,
     exponent,
     in_fresh_process,
     peak_memory,
     time_interleaved,
 )
-from ..results import Table, number, read
+from ..results import THREE, Column, Row, Table, columns, read
 
-Row = dict[str, Any]
 Call = Callable[[], object]
 CANNOT_RUN = (ValueError, TypeError, AssertionError, RuntimeError)
+SWIN = "Swin-T"
+GROWING = {"ratios": [8, 4, 2, 1]}
+"""Options with which the number of landmarks grows with the image, as in the released models."""
 
 
 def start(
@@ -76,22 +77,13 @@ class Plan:
     modules: Names = None
 
 
-def measure_in_turns(
-    entries: Sequence[Entry],
-    kind: str,
-    plan: Plan,
-    note: str = "note",
-    beside: dict[str, Call] | None = None,
-) -> dict[str, Timing]:
+def measure_in_turns(entries: Sequence[Entry], kind: str, plan: Plan, note: str = "note") -> None:
     """Adds cost, memory and time to the rows of entries that take turns.
 
     The fields are `{kind}_bytes`, `{kind}_s` and `{kind}_median_s`. If a call returns a dictionary,
     that is added too. An entry that cannot run gets the reason as its `note` instead.
-
-    Returns:
-        Timings of the calls `beside`, which take turns with the entries.
     """
-    calls: dict[str, Call] = dict(beside or {})
+    calls: dict[str, Call] = {}
     progress = tqdm(entries, desc=kind, unit="model", leave=False, disable=len(entries) == 1)
     for position, entry in enumerate(progress):
         row = entry.row
@@ -100,7 +92,10 @@ def measure_in_turns(
             continue
         try:
             call = entry.prepare() if plan.repeats else None
-            row |= {} if entry.count is None else _counted(entry.count(call))
+            if entry.count is not None:
+                cost = entry.count(call)
+                row |= {"parameters": cost.parameters, "multiply_adds": cost.multiply_adds}
+                row["inverse_multiply_adds"] = cost.inverse
         except CANNOT_RUN as error:
             row[note] = f"cannot run: {str(error).splitlines()[0]}"
             continue
@@ -117,19 +112,9 @@ def measure_in_turns(
         if call is not None:
             calls[str(position)] = call
     timings = time_interleaved(calls, plan.repeats, plan.seconds, plan.device)
-    others = {name: timings.pop(name) for name in beside or {}}
     for key, timing in timings.items():
         row = entries[int(key)].row
         row[f"{kind}_s"], row[f"{kind}_median_s"] = timing.best, timing.median
-    return others
-
-
-def _counted(cost: Cost) -> Row:
-    return {
-        "parameters": cost.parameters,
-        "multiply_adds": cost.multiply_adds,
-        "inverse_multiply_adds": cost.inverse,
-    }
 
 
 def memory_of_call(prepare: Callable[[], Call], plan: Plan, threads: int) -> tuple[int, Row]:
@@ -148,16 +133,10 @@ def memory_of_call(prepare: Callable[[], Call], plan: Plan, threads: int) -> tup
 def too_slow(
     rows: list[Row], row: Row, same: str, size: str, kind: str, longest: float, power: int = 2
 ) -> str:
-    """Why a row is not measured: a call would take too long, if its time is quadratic.
+    """Why a row is not measured: its call would take longer than `longest` seconds.
 
-    Args:
-        rows: Those measured before.
-        row: The one that comes next.
-        same: The field that names a contestant.
-        size: The field with the number of tokens, or with the side of an image.
-        kind: Whose `{kind}_s` is looked at.
-        longest: Seconds that a call may take.
-        power: Of the size that time is assumed to grow with: 2 for tokens, 4 for a side.
+    Its time is extrapolated from the rows measured before, of the same contestant: it grows with
+    the size, a number of tokens, to the power 2, or with the side of an image to the power 4.
     """
     seconds = [
         before[f"{kind}_s"] * (row[size] / before[size]) ** power
@@ -182,27 +161,71 @@ def exponents(rows: list[Row], *quantities: str) -> dict[str, dict[str, float]]:
     return found
 
 
-def over_n(content: Row, heading: str, quantity: str, unit: float) -> Table:
-    """A quantity by contestant and number of tokens, with the exponent of its growth."""
-    values = {(row["contestant"], row["n"]): row.get(quantity) for row in content["rows"]}
-    sizes = list(dict.fromkeys(n for _, n in values))
-    lines = []
-    for name, title in content["titles"].items():
-        growth = content["exponents"].get(name, {}).get(quantity)
-        cells = [significant(values[name, n], unit) for n in sizes]
-        lines.append([title, *cells, number(growth, 2)])
-    return Table([heading, *map(str, sizes), "~ n^"], lines)
+def by_case(content: Row, heading: str, quantity: str, unit: float, ours: str = "") -> Table:
+    """A quantity by contestant and case, with the exponent of its growth with n.
+
+    With `ours`, values are multiples of that contestant's.
+    """
+    case = "{n}" if only_n_differs(content["rows"]) else "{batch} x {heads} x {n}"
+    values = {(row["contestant"], case.format(**row)): row.get(quantity) for row in content["rows"]}
+    growth = {} if ours else content["exponents"]
+
+    def at(where: str) -> Column:
+        own = values.get((ours, where)) if ours else unit
+
+        def value(row: Row) -> float | str:
+            found = values[row["name"], where]
+            return found / own if found and own else "-"
+
+        return Column(where, value, 2 if ours else THREE)
+
+    return columns(
+        [
+            {"name": name, "title": title}
+            for name, title in content["titles"].items()
+            if name != ours
+        ],
+        Column(heading, "title"),
+        *(at(where) for where in dict.fromkeys(where for _, where in values)),
+        Column("~ n^", lambda row: growth.get(row["name"], {}).get(quantity), 2),
+    )
 
 
-def significant(value: float | None, unit: float) -> str:
-    """A number in a unit, with a decimal below 100."""
-    return number(value, 1 if value and value < 100 * unit else 0, unit, "-")
+def only_n_differs(rows: list[Row]) -> bool:
+    return len({(row["batch"], row["heads"]) for row in rows}) == 1
 
 
-def notes(content: Row, key: str = "note", kind: str = "") -> list[str]:
+def notes(content: Row, key: str = "note", kind: str = "") -> str:
     """Why contestants have no numbers, a line each."""
-    return [
+    return "\n".join(
         f"{content['titles'][row['contestant']]}{kind}, n = {row['n']}: {row[key]}"
         for row in content["rows"]
         if key in row
-    ]
+    )
+
+
+def image_table(rows: list[Row], group: str, names: Mapping[str, str]) -> Table:
+    """Models on one large image, with the time as a multiple of Swin-T's in the same group.
+
+    Args:
+        rows: As measured.
+        group: Field of the rows, and heading of the first column.
+        names: What the table calls the values of that field.
+    """
+    swin = {row[group]: row.get("inference_s") for row in rows if row["title"] == SWIN}
+
+    def ratio(row: Row) -> float | None:
+        own, other = row.get("inference_s"), swin.get(row[group])
+        return own / other if own and other else None
+
+    return columns(
+        rows,
+        Column(group, lambda row: names[row[group]]),
+        Column("backbone", "title"),
+        Column("M params", "parameters", 1, 1e6),
+        Column("G m-adds", "multiply_adds", 1, 1e9),
+        Column("inverse", "inverse_multiply_adds", 1, 1e9),
+        Column("s", "inference_s", 2),
+        Column(f"/ {SWIN}", ratio, 2),
+        Column("MB", "inference_bytes", 0, 1e6),
+    )

@@ -10,20 +10,10 @@ from tqdm import tqdm
 
 from ...environment import command_line
 from ...imports import Names
+from ...layers.registry import ATTENTIONS
 from ...models.sequence_classifier import WINDOW, SequenceClassifier
-from ..results import Note, Page, publish, result
-from .contestants import layer_names
-from .runner import (
-    Call,
-    Entry,
-    Plan,
-    Row,
-    exponents,
-    measure_in_turns,
-    notes,
-    over_n,
-    start,
-)
+from ..results import Note, Page, Row, publish, result
+from .runner import Call, Entry, Plan, by_case, exponents, measure_in_turns, notes, start
 
 LENGTHS = [1024 * 2**power for power in range(5)]
 OURS = ("softpp", "soft")
@@ -36,7 +26,7 @@ SECONDS = 30.0
 
 def attentions() -> dict[str, tuple[str, dict[str, Any]]]:
     """Contestants: attentions and their options; SOFT and SOFT++ also with fixed landmarks."""
-    peers = [name for name in layer_names() if name not in OURS]
+    peers = [name for name in ATTENTIONS if name not in OURS]
     fixed = {f"{name}_{FIXED}": (name, {"num_landmarks": FIXED}) for name in OURS}
     return {**{name: (name, {}) for name in OURS}, **fixed, **{name: (name, {}) for name in peers}}
 
@@ -76,7 +66,7 @@ def bench_sequences(threads: int = 1, out: Path = Path("results"), modules: Name
         out: Folder for the results.
         modules: Python modules to import first, which register attentions of your own.
     """
-    from ..pictures import draw_attention  # needs matplotlib: fails before the work, not after
+    from ..pictures import draw_over_n  # needs matplotlib: fails before the work, not after
 
     start(threads, modules=modules)
     rows: list[Row] = []
@@ -97,11 +87,10 @@ def bench_sequences(threads: int = 1, out: Path = Path("results"), modules: Name
         titles={name: title(name) for name in attentions()},
         exponents=exponents(rows, "training_s", "training_bytes"),
     )
-    return publish(out / "sequences", content, page, draw_attention)
+    return publish(out / "sequences", content, page, draw_over_n)
 
 
 def page(content: Row) -> Page:
-    why = notes(content)
     note = f"""\
 2 layers, width 64, hidden width 128, 2 heads; one sequence with a mask, float32: forward, backward
 and AdamW. Best of {REPEATS} interleaved repeats. Memory is what a step takes at its peak beyond
@@ -116,9 +105,9 @@ Reformer sorts into n / 64 buckets, which costs n^2."""
     return Page(
         "Long sequences: a training step of the Long Range Arena's encoder",
         [
-            over_n(content, "ms at n =", "training_s", 1e-3),
-            over_n(content, "MB at n =", "training_bytes", 1e6),
-            *(["\n".join(why)] if why else []),
+            by_case(content, "ms at n =", "training_s", 1e-3),
+            by_case(content, "MB at n =", "training_bytes", 1e6),
+            notes(content),
             Note(note),
         ],
     )
