@@ -13,6 +13,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..environment import largest_ever, process_bytes
 from ..errors import UserError
@@ -69,6 +70,11 @@ def time_interleaved(
                     break
             spent[name] += taken + turn
     return {name: Timing(min(times), statistics.median(times)) for name, times in measured.items()}
+
+
+def noise(*shape: int) -> Tensor:
+    """The same for every contestant, and in every run."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
 def exponent(sizes: Sequence[int], values: Sequence[float]) -> float:

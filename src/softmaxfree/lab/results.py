@@ -48,7 +48,7 @@ class Column(NamedTuple):
     """A column of a table: its heading, and a field of a row or a function of a row.
 
     Numbers have so many digits after the point, or three that are significant (`THREE`), in a unit;
-    without digits they stand as they are.
+    without digits they stand as they are. A row that lacks a field has an empty cell.
     """
 
     heading: str
@@ -57,7 +57,10 @@ class Column(NamedTuple):
     unit: float = 1
 
     def cell(self, row: Row) -> str:
-        value = row.get(self.value) if isinstance(self.value, str) else self.value(row)
+        try:
+            value = row[self.value] if isinstance(self.value, str) else self.value(row)
+        except KeyError:
+            return ""
         return cell(value, self.digits, self.unit)
 
 
@@ -104,13 +107,15 @@ class Page(NamedTuple):
     parts: Sequence[str | Table]
 
     def printed(self) -> str:
-        shown = [part for part in self.parts if part and not isinstance(part, Note)]
-        return "\n\n".join(table(*part) if isinstance(part, Table) else part for part in shown)
+        return _joined([part for part in self.parts if not isinstance(part, Note)], False)
 
     def markdown(self, origin: str) -> str:
-        parts = [f"# {self.title}", origin, *filter(None, self.parts)]
-        texts = [table(*x, markdown=True) if isinstance(x, Table) else x for x in parts]
-        return "\n\n".join(texts) + "\n"
+        return _joined([f"# {self.title}", origin, *self.parts], True) + "\n"
+
+
+def _joined(parts: Sequence[str | Table], markdown: bool) -> str:
+    texts = [table(*x, markdown=markdown) if isinstance(x, Table) else x for x in parts]
+    return "\n\n".join(filter(None, texts))
 
 
 def publish(

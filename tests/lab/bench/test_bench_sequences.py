@@ -24,7 +24,7 @@ def test_a_step_of_attentions_by_length(
     monkeypatch.setattr(sequences, "REPEATS", 1)
     monkeypatch.setattr(sequences, "LENGTHS", [64, 256])
     few = ["softpp", "soft", "softmax", "reformer"]
-    monkeypatch.setattr(sequences, "layer_names", lambda: few)
+    monkeypatch.setattr(sequences, "ATTENTIONS", few)
     main(["bench", "sequences", "--out", str(tmp_path)])
     content = json.loads((tmp_path / "sequences.json").read_text())
     measured = {(row["contestant"], row["n"]) for row in content["rows"]}

@@ -13,7 +13,7 @@ from ...environment import command_line
 from ...imports import Names
 from ..measure import memory_limit
 from ..results import Note, Page, Row, Table, publish, result
-from .contestants import OPERATIONS, Case, Device, Dtype, find, prepare, verified
+from .contestants import OPERATIONS, Case, Device, Dtype, checked, find, prepare
 from .runner import (
     Entry,
     Plan,
@@ -109,9 +109,9 @@ def bench_attention(
 ) -> Row:
     """Measure attentions alone: all of this package, other packages', the released formula.
 
-    Each contestant is first checked against a formula. Contestants take turns in one process;
-    memory is measured in a fresh process for each point. Only ratios within one run carry over to
-    other machines. Prints tables and writes them as JSON, CSV, Markdown and a picture.
+    Contestants take turns in one process; memory is measured in a fresh process for each point.
+    Only ratios within one run carry over to other machines. Prints tables and writes them as JSON,
+    CSV, Markdown and a picture.
 
     Args:
         preset: paper: every attention and the packages as layers from 784 to 6,272 tokens
@@ -170,7 +170,7 @@ def _measured(
     plan: Preset, contestants: list[str] | None, modules: Names, device: Device, dtype: Dtype
 ) -> Row:
     """The result of a preset: rows of all contestants at all cases, and how they grow."""
-    names = verified(contestants or plan.contestants)
+    names = checked(contestants or plan.contestants)
     rows: list[Row] = []
     for case in tqdm(plan.cases, desc="bench", unit="case", leave=False):
         rows += _rows(replace(case, device=device, dtype=dtype), names, plan, modules, rows)

@@ -16,6 +16,7 @@ from ...environment import command_line
 from ...imports import Names
 from ...layers.registry import ATTENTIONS
 from ...models.cost import Cost, cost
+from ..measure import noise
 from ..paper import LANDMARKS, LINEARISATION, SAMPLERS
 from ..results import THREE, Column, Note, Page, Row, Table, columns, publish, result
 from .complexity import NOTES as COMPLEXITY
@@ -156,8 +157,7 @@ libraries and weights included.""",
         """\
 Peak memory is that of a process in a training step of batch 2, libraries and weights included.
 The paper's column: memory of a batch of 1024 (256 for the Transformer) on V100 GPUs, parameters,
-multiply-adds, images a second in training / inference, top-1 accuracy. "ratio" is to SOFT++.
-Multiply-adds leave out the inverses of landmark matrices, as the paper does.""",
+multiply-adds, images a second in training / inference, top-1 accuracy. "ratio" is to SOFT++.""",
         paper_groups(),
         [(2, 3, 224, 224)],
         repeats=3,
@@ -243,7 +243,7 @@ def _measure(
 
 def prepare_model(model: ComparedModel, shape: Shape, kind: str, device: str) -> partial[None]:
     """A pass through a model: `inference`, or a step of `training`."""
-    images = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device)
+    images = noise(*shape).to(device)
     built = model.build(shape[2]).to(device).train(kind == "training")
     return partial(train if kind == "training" else infer, built, images)
 
@@ -273,20 +273,19 @@ def page(content: Row) -> Page:
     note = f"""\
 Best of interleaved repeats; a ratio above 1 is faster than the model it is compared with. Only
 ratios within one run carry over to other machines. A training step is forward, loss and backward.
+Multiply-adds leave out the inverses of landmark matrices, as the paper does.
 {preset.note}"""
     return Page(f"Models: {preset.help}", [*parts, Note(note)])
 
 
 def _tables(rows: list[Row]) -> Iterator[str | Table]:
-    """A table for each group and size: images a second, ratios to the peer's, what else is known."""
+    """A table for each group and size: images a second, ratios to the peer's, and costs."""
 
-    def images(kind: str, row: Row) -> float | None:
-        return row["batch"] / row[f"{kind}_s"] if f"{kind}_s" in row else None
+    def images(kind: str, row: Row) -> float:
+        return row["batch"] / row[f"{kind}_s"]
 
-    def ratio(kind: str, row: Row) -> float | None:
-        own, peer = images(kind, row), named.get(row["against"])
-        other = peer and images(kind, peer)
-        return own / other if own and other else None
+    def ratio(kind: str, row: Row) -> float:
+        return images(kind, row) / images(kind, named[row["against"]])
 
     for group, side in dict.fromkeys((row["group"], row["side"]) for row in rows):
         own = [row for row in rows if (row["group"], row["side"]) == (group, side)]

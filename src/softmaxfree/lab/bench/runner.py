@@ -212,12 +212,7 @@ def image_table(rows: list[Row], group: str, names: Mapping[str, str]) -> Table:
         group: Field of the rows, and heading of the first column.
         names: What the table calls the values of that field.
     """
-    swin = {row[group]: row.get("inference_s") for row in rows if row["title"] == SWIN}
-
-    def ratio(row: Row) -> float | None:
-        own, other = row.get("inference_s"), swin.get(row[group])
-        return own / other if own and other else None
-
+    swin = {row[group]: row for row in rows if row["title"] == SWIN}
     return columns(
         rows,
         Column(group, lambda row: names[row[group]]),
@@ -226,6 +221,6 @@ def image_table(rows: list[Row], group: str, names: Mapping[str, str]) -> Table:
         Column("G m-adds", "multiply_adds", 1, 1e9),
         Column("inverse", "inverse_multiply_adds", 1, 1e9),
         Column("s", "inference_s", 2),
-        Column(f"/ {SWIN}", ratio, 2),
+        Column(f"/ {SWIN}", lambda x: x["inference_s"] / swin[x[group]]["inference_s"], 2),
         Column("MB", "inference_bytes", 0, 1e6),
     )

@@ -81,7 +81,7 @@ class ComparedSegmenter:
         size, times = self.size, 1
         if self.window is not None and self.step is not None:
             size, times = (self.window, self.window), windows(self.size, self.window, self.step)
-        whole, body, _ = count(self.backbone, self.options, CLASSES, size)
+        whole, body = count(self.backbone, self.options, CLASSES, size)[:2]
         part = body if self.what == "backbone" else whole
         return Cost(part.parameters, times * part.multiply_adds, times * part.inverse)
 

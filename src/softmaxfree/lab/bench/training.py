@@ -16,7 +16,7 @@ from ...imports import Names
 from ...layers.mlp import Mlp
 from ...layers.registry import ATTENTIONS
 from ...models.cost import cost, image_bytes
-from ..results import Column, Note, Page, Row, Table, columns, publish, result
+from ..results import Column, Note, Page, Row, columns, publish, result
 from .contestants import TITLES
 from .runner import Call, Entry, Plan, measure_in_turns, start
 
@@ -133,21 +133,14 @@ def _step(
 
 
 def steps_page(content: Row) -> Page:
-    own = next(row.get("step_s") for row in content["rows"] if row["attention"] == "softpp")
-
-    def images(row: Row) -> float | None:
-        return content["batch"] / row["step_s"] if "step_s" in row else None
-
-    def ratio(row: Row) -> float | None:
-        return row["step_s"] / own if own and "step_s" in row else None
-
+    own = next(row for row in content["rows"] if row["attention"] == "softpp")
     table = columns(
         content["rows"],
         Column("attention", lambda row: TITLES.get(row["attention"], row["attention"])),
         Column("M params", "parameters", 2, 1e6),
         Column("ms a step", "step_s", 0, 1e-3),
-        Column("img/s", images, 0),
-        Column("x ours", ratio, 2),
+        Column("img/s", lambda row: content["batch"] / row["step_s"], 0),
+        Column("x ours", lambda row: row["step_s"] / own["step_s"], 2),
     )
     note = """\
 Forward, loss, backward and AdamW, best of interleaved repeats. Each has first lowered the loss of
@@ -202,47 +195,29 @@ def _row(name: str) -> Row:
 
 
 def imagenet_page(content: Row) -> Page:
-    rows = content["rows"]
-    gpus = rows[0]["hours_gpus"]
-    costs = columns(
-        rows,
+    costs, memory = [], []
+    for row in content["rows"]:
+        images = {f"MB/image {name}": kept for name, kept in row["image_bytes"].items()}
+        hours = {f"hours, {row['hours_gpus']} {gpu}": time for gpu, time in row["hours"].items()}
+        costs.append(row | images | hours)
+        for precision, taken in row["gpu_bytes"].items():
+            gpus = {f"{gpu} x {content['batch'] // int(gpu)}": x for gpu, x in taken.items()}
+            memory.append(row | {"precision": precision} | gpus)
+    cost_table = columns(
+        costs,
         Column("model", "model"),
         Column("params M", "parameters", 2, 1e6),
         Column("G mult-adds", lambda x: x["multiply_adds"] - x["inverse_multiply_adds"], 3, 1e9),
-        *(
-            Column(f"MB/image {name}", lambda row, name=name: row["image_bytes"][name], 1, 1e6)
-            for name in rows[0]["image_bytes"]
-        ),
-        *(
-            Column(f"hours, {gpus} {gpu}", lambda row, gpu=gpu: row["hours"][gpu], 0)
-            for gpu in rows[0]["hours"]
-        ),
+        *(Column(name, name, 1, 1e6) for name in images),
+        *(Column(name, name, 0) for name in hours),
     )
-    return Page(
-        "ImageNet training: expected memory and time",
-        [
-            costs,
-            f"GB on each GPU, by GPUs x images on each, {content['batch']} a step:",
-            memory_table(content),
-            NOTES,
-        ],
-    )
-
-
-def memory_table(content: Row) -> Table:
-    """Memory of one GPU, by precision and number of GPUs."""
-    rows = [
-        {"model": row["model"], "precision": precision, "weights": row["weights_bytes"], **taken}
-        for row in content["rows"]
-        for precision, taken in row["gpu_bytes"].items()
-    ]
-    return columns(
-        rows,
+    memory_table = columns(
+        memory,
         Column("model", "model"),
         Column("precision", "precision"),
-        Column("weights etc.", "weights", 2, 1e9),
-        *(
-            Column(f"{gpus} x {content['batch'] // int(gpus)}", gpus, 1, 1e9)
-            for gpus in content["rows"][0]["gpu_bytes"]["mixed"]
-        ),
+        Column("weights etc.", "weights_bytes", 2, 1e9),
+        *(Column(name, name, 1, 1e9) for name in gpus),
     )
+    by = f"GB on each GPU, by GPUs x images on each, {content['batch']} a step:"
+    title = "ImageNet training: expected memory and time"
+    return Page(title, [cost_table, by, memory_table, NOTES])
