@@ -190,7 +190,7 @@ def comparison(content: Row, earlier: Row, same: Sequence[str]) -> str:
     changes = []
     for key in dict.fromkeys([*old, *new]):
         rows = old.get(key, {}), new.get(key, {})
-        for name in dict.fromkeys(name for row in rows for name in row if _compared(name)):
+        for name in dict.fromkeys(name for row in rows for name in row if _compared(row, name)):
             was, now = (row.get(name) for row in rows)
             change = {"quantity": name, "before": was, "now": now}
             change["ratio"] = now / was if was and now else None
@@ -204,8 +204,9 @@ def comparison(content: Row, earlier: Row, same: Sequence[str]) -> str:
     return f"Against the run of commit {short_commit(earlier.get('commit'))}:\n{text}"
 
 
-def _compared(name: str) -> bool:
-    return name.endswith(("_s", "_bytes")) and not name.endswith("_median_s")
+def _compared(row: Row, name: str) -> bool:
+    measured = name.endswith(("_s", "_bytes")) and not name.endswith("_median_s")
+    return measured and not isinstance(row[name], dict)
 
 
 def table(header: list[str], rows: list[list[str]], texts: int = 1, markdown: bool = False) -> str:

@@ -21,7 +21,7 @@ from softmaxfree.lab.bench.complexity import complexity
 from softmaxfree.lab.bench.contestants import Case, prepare
 from softmaxfree.lab.bench.models import ComparedModel
 from softmaxfree.lab.bench.released import as_released, distances_by_sums, released
-from softmaxfree.lab.bench.runner import Plan, memory_of_call
+from softmaxfree.lab.bench.runner import memory_of_call
 from softmaxfree.lab.measure import Timing, exponent, in_fresh_process, time_interleaved
 from softmaxfree.layers.registry import ATTENTIONS
 from softmaxfree.models.cost import cost
@@ -40,7 +40,7 @@ def keep_threads() -> Iterator[None]:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     preset = Preset(
         "small",
-        [Case(1, 2, n) for n in (3136, 6272)],
+        [Case(1, 2, n) for n in (196, 3136)],
         list(contestants.OPERATIONS),
         repeats=1,
         memory=False,
@@ -196,7 +196,7 @@ def test_memory_is_that_of_the_call() -> None:
 
 def memory_of(name: str, case: Case, kind: str) -> int:
     work = partial(prepare, name, case, kind)
-    taken, outcome = in_fresh_process(memory_of_call, work, Plan(0, memory="call"), 1)
+    taken, outcome = in_fresh_process(memory_of_call, work, "call", "cpu", None, 1)
     assert outcome == {}
     return taken
 
@@ -247,7 +247,7 @@ def test_training_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "ATTENTIONS", ["softpp", "linformer"])
         patch.setattr(training, "NANO_BATCH", 4)
-        content = training.measure_steps(tmp_path)
+        content = training.bench_training(out=tmp_path)
     for row in content["rows"]:
         assert row["losses"][-1] < row["losses"][0]
         assert row["step_s"] > 0
@@ -435,7 +435,7 @@ def test_an_image_of_800_x_1333_pixels_fits_into_1500_mb() -> None:
     assert contestant.title == "softpp_tiny_fudan, auto"
     work = partial(models.prepare_model, contestant, (1, 3, 800, 1333), "inference", "cpu")
     taken, _ = in_fresh_process(
-        memory_of_call, work, Plan(0, memory="process"), 1, module=models.__name__
+        memory_of_call, work, "process", "cpu", None, 1, module=models.__name__
     )
     assert 3e8 < taken < 1.5e9
 

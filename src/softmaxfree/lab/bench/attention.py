@@ -4,27 +4,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tqdm import tqdm
 
-from ...environment import command_line
-from ...imports import Names
 from ..measure import memory_limit
-from ..results import Note, Page, Row, Table, publish, result
-from .contestants import OPERATIONS, Case, Device, Dtype, checked, find, prepare
-from .runner import (
-    Entry,
-    Plan,
-    by_case,
-    exponents,
-    measure_in_turns,
-    notes,
-    only_n_differs,
-    start,
-    too_slow,
-)
+from ..results import Note, Page, Row, Table
+from .contestants import OPERATIONS, Case, Dtype, checked, find, prepare
+from .runner import Benchmark, Entry, by_case, exponents, notes, only_n_differs, too_slow
 
 OURS = ("softpp", "op_softpp")
 """What others are compared with."""
@@ -99,13 +86,9 @@ MEMORY = Preset(
 
 def bench_attention(
     preset: Literal["paper", "core", "demo", "linear"] = "core",
-    threads: int = 1,
-    out: Path = Path("results"),
     contestants: list[str] | None = None,
-    modules: Names = None,
-    device: Device = "cpu",
     dtype: Dtype = "float32",
-    against: Path | None = None,
+    **options: Any,
 ) -> Row:
     """Measure attentions alone: all of this package, other packages', the released formula.
 
@@ -118,32 +101,22 @@ def bench_attention(
             (4 minutes); core: SOFT++, the released formula and softmax at four sizes that models
             use (4 minutes); demo: softmax and SOFT++ from 784 to 50,176 tokens (1 minute);
             linear: SOFT++ from 3,136 to a million tokens (2 minutes).
-        threads: Threads to compute with; ratios are most reliable with 1.
-        out: Folder for the results.
         contestants: Names of attentions, such as [softpp,performer]; the preset's if not given.
-        modules: Python modules to import first, which register attentions of your own.
-        device: Device to compute on.
         dtype: Type of tokens and weights.
-        against: A .json file of an earlier run to compare with.
     """
     from ..pictures import draw_over_n  # needs matplotlib: fails before the work, not after
 
-    earlier = start(threads, device, modules, against)
-    plan = PRESETS[preset]
-    content = _measured(plan, contestants, modules, device, dtype) | {"preset": preset}
+    bench, plan = Benchmark(**options), PRESETS[preset]
+    names = checked(contestants or plan.contestants)
+    rows = _measured(bench, plan, names, dtype)
+    more = _about(bench, rows, names, dtype) | {"preset": preset}
+    draw = draw_over_n if only_n_differs(rows) else None
     same = ["contestant", "batch", "heads", "n"]
-    draw = draw_over_n if only_n_differs(content["rows"]) else None
-    return publish(out / f"attention-{preset}", content, page, draw, earlier, same)
+    return bench.publish(f"attention-{preset}", rows, page, draw, same, **more)
 
 
 def bench_memory(
-    threads: int = 1,
-    out: Path = Path("results"),
-    contestants: list[str] | None = None,
-    modules: Names = None,
-    device: Device = "cpu",
-    dtype: Dtype = "float32",
-    against: Path | None = None,
+    contestants: list[str] | None = None, dtype: Dtype = "float32", **options: Any
 ) -> Row:
     """Measure the memory of 12 layers in training from 784 to 6,272 tokens: the paper's figure.
 
@@ -151,59 +124,50 @@ def bench_memory(
     with the fitted exponents and writes it as JSON, CSV, Markdown and the figure.
 
     Args:
-        threads: Threads to compute with; ratios are most reliable with 1.
-        out: Folder for the results.
         contestants: Names of attentions, such as [softpp,performer]; all if not given.
-        modules: Python modules to import first, which register attentions of your own.
-        device: Device to compute on.
         dtype: Type of tokens and weights.
-        against: A .json file of an earlier run to compare with.
     """
     from ..pictures import draw_memory  # needs matplotlib: fails before the work, not after
 
-    earlier = start(threads, device, modules, against)
-    content = _measured(MEMORY, contestants, modules, device, dtype)
-    return publish(out / "memory", content, memory_page, draw_memory, earlier, ["contestant", "n"])
+    bench, names = Benchmark(**options), checked(contestants)
+    rows = _measured(bench, MEMORY, names, dtype)
+    more = _about(bench, rows, names, dtype)
+    return bench.publish("memory", rows, memory_page, draw_memory, ["contestant", "n"], **more)
 
 
-def _measured(
-    plan: Preset, contestants: list[str] | None, modules: Names, device: Device, dtype: Dtype
-) -> Row:
-    """The result of a preset: rows of all contestants at all cases, and how they grow."""
-    names = checked(contestants or plan.contestants)
-    rows: list[Row] = []
-    for case in tqdm(plan.cases, desc="bench", unit="case", leave=False):
-        rows += _rows(replace(case, device=device, dtype=dtype), names, plan, modules, rows)
-    titles = {name: find(name).title for name in names}
-    content = result(command_line(), rows, device=device, dtype=dtype, titles=titles)
+def _measured(bench: Benchmark, plan: Preset, names: list[str], dtype: Dtype) -> list[Row]:
+    """Rows of all contestants at all cases."""
+    measured: list[Row] = []
+    for size in tqdm(plan.cases, desc="bench", unit="case", leave=False):
+        case = replace(size, device=bench.device, dtype=dtype)
+        rows: list[Row] = [{**asdict(case), "contestant": name} for name in names]
+        for kind in plan.kinds:
+            entries = [
+                Entry(
+                    row,
+                    partial(prepare, row["contestant"], case, kind),
+                    obstacle=too_large(row["contestant"], case, kind)
+                    or too_slow(measured, row, "contestant", "n", kind, plan.longest),
+                )
+                for row in rows
+            ]
+            memory = "call" if plan.memory else ""
+            bench.measure(entries, kind, plan.repeats, plan.seconds, memory, f"{kind}_note")
+        measured += rows
+    return measured
+
+
+def _about(bench: Benchmark, rows: list[Row], names: list[str], dtype: Dtype) -> Row:
+    """Further fields of a result: what contestants are called, and how they grow with n."""
     # Small inputs measure the overhead of a call: of many sizes only those from 3,136 on count.
     least = 3136 if max(row["n"] for row in rows) > 16 * 784 else 0
     counted = [row for row in rows if least <= row["n"] <= 200_704]
-    content["exponents"] = (
-        exponents(counted, *QUANTITIES) if only_n_differs(content["rows"]) else {}
-    )
-    return content
-
-
-def _rows(
-    case: Case, names: list[str], plan: Preset, modules: Names, before: list[Row]
-) -> list[Row]:
-    """Rows of all contestants for one case."""
-    rows = [{**asdict(case), "contestant": name} for name in names]
-    memory = "call" if plan.memory else ""
-    how = Plan(plan.repeats, plan.seconds, memory, case.device, modules)
-    for kind in plan.kinds:
-        entries = [
-            Entry(
-                row,
-                partial(prepare, row["contestant"], case, kind),
-                obstacle=too_large(row["contestant"], case, kind)
-                or too_slow(before, row, "contestant", "n", kind, plan.longest),
-            )
-            for row in rows
-        ]
-        measure_in_turns(entries, kind, how, f"{kind}_note")
-    return rows
+    return {
+        "device": bench.device,
+        "dtype": dtype,
+        "titles": {name: find(name).title for name in names},
+        "exponents": exponents(counted, *QUANTITIES) if only_n_differs(rows) else {},
+    }
 
 
 def too_large(name: str, case: Case, kind: str) -> str:

@@ -23,8 +23,8 @@ from ...ops import softmax_free_attention
 from ...testing import AttentionBattery
 from ..measure import noise
 from .released import distances_by_sums, released
+from .runner import Device
 
-Device = Literal["cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 

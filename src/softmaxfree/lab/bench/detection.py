@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from ...environment import command_line
 from ...models.build import BackboneConfig
 from ...models.cost import Cost, cost_of
 from ...models.detectors import build_detector
 from ..paper import BACKBONES, DETECTION
-from ..results import Column, Note, Page, Row, columns, publish, result
-from .runner import GROWING, SWIN, Entry, Plan, image_table, measure_in_turns, start
+from ..results import Column, Note, Page, Row, columns
+from .runner import GROWING, SWIN, Benchmark, Entry, image_table
 
 SIZE = (800, 1333)
 CLASSES = 80
@@ -60,7 +59,7 @@ def bench_detection(threads: int = 1, out: Path = Path("results")) -> Row:
         threads: Threads to compute with; ratios are most reliable with 1.
         out: Folder for the results.
     """
-    start(threads)
+    bench = Benchmark(threads, out)
     entries = [
         Entry(
             {"title": title, "detector": name, "backbone": body, "options": options}
@@ -71,9 +70,8 @@ def bench_detection(threads: int = 1, out: Path = Path("results")) -> Row:
         for name in DETECTORS
         for title, body, options in BODIES
     ]
-    measure_in_turns(entries, "inference", Plan(REPEATS, memory="process"))
-    content = result(command_line(), [entry.row for entry in entries], parameters=sizes())
-    return publish(out / "detection", content, page)
+    rows = bench.measure(entries, "inference", REPEATS, memory="process")
+    return bench.publish("detection", rows, page, parameters=sizes())
 
 
 def prepare_detector(

@@ -17,19 +17,8 @@ ABLATED = "soft_tiny_fudan"
 
 NOTES = """\
 G multiply-adds are those of one image, without the inverses of the landmark matrices, as the
-paper counts, and with them. `auto` inverts by a Cholesky factorisation; the 20 Newton steps of
-`damped` and `backtrack`, with which the released weights were trained, cost eighty times as much.
-
-small, medium, large: the journal's table with softmax-free attention in stage 4 and a stem of
-  width 32 fits the paper's figures best; its "64/128/256/512-d" beside the convolutions does not.
-tiny: the table's depths (2, 2, 5, 2) make 14.9 M. The 13 M and 1.9 G of the paper are those of
-  the released tiny (1, 2, 3, 2): tiny_fudan.
-fudan: as the authors' code builds them, with softmax in stage 4. Their README's 24 M and 3.3 G
-  for small are of depths (1, 3, 7, 4), which the code does not build. The paper has no others.
-sampler, num_landmarks: the paper's ablations, on the released tiny.
-nano, vit: have no figures in the paper. nano is measured at 32 x 32. softx is not in it: SOFT++
-  with what gained in short runs at equal cost.
-SOFT and SOFT++ differ in nothing that is counted here but the inverse of the fudan models."""
+paper counts, and with them. nano is measured at 32 x 32. Where these figures differ from the
+paper's, and why: docs/backbones.md."""
 
 
 def models(out: Path | None = None) -> Row:

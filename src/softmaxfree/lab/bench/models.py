@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import timm
@@ -12,18 +11,16 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from ...environment import command_line
-from ...imports import Names
 from ...layers.registry import ATTENTIONS
 from ...models.cost import Cost, cost
 from ..measure import noise
 from ..paper import LANDMARKS, LINEARISATION, SAMPLERS
-from ..results import THREE, Column, Note, Page, Row, Table, columns, publish, result
+from ..results import THREE, Column, Note, Page, Row, Table, columns
 from .complexity import NOTES as COMPLEXITY
 from .complexity import complexity, complexity_table
-from .contestants import TITLES, Device
+from .contestants import TITLES
 from .released import as_released
-from .runner import GROWING, Entry, Plan, measure_in_turns, start, too_slow
+from .runner import GROWING, Benchmark, Entry, too_slow
 
 Shape = tuple[int, int, int, int]
 
@@ -178,14 +175,7 @@ in inference, libraries and weights included. Where a model has to be built for 
 }
 
 
-def bench_models(
-    preset: Literal["large", "paper", "peers"] = "peers",
-    threads: int = 1,
-    out: Path = Path("results"),
-    modules: Names = None,
-    device: Device = "cpu",
-    against: Path | None = None,
-) -> Row:
+def bench_models(preset: Literal["large", "paper", "peers"] = "peers", **options: Any) -> Row:
     """Measure whole backbones against their peers, in inference and in a training step.
 
     Contestants take turns in one process. Only ratios within one run carry over to other machines.
@@ -196,48 +186,41 @@ def bench_models(
             formula (8 minutes); paper: every attention in tiny, with and without the value
             convolution, and the paper's ablations (10 minutes); peers: models of timm of the same
             cost at 224, 512 and 1024 pixels (10 minutes).
-        threads: Threads to compute with; ratios are most reliable with 1.
-        out: Folder for the results.
-        modules: Python modules to import first, which register attentions of your own.
-        device: Device to compute on.
-        against: A .json file of an earlier run to compare with.
     """
-    earlier = start(threads, device, modules, against)
-    plan = PRESETS[preset]
+    bench, plan = Benchmark(**options), PRESETS[preset]
     if preset == "paper":  # a user's attentions have a row too
         plan = replace(plan, groups=paper_groups())
     rows: list[Row] = []
     work = [(group, shape) for group in plan.groups for shape in plan.shapes]
     for group, shape in tqdm(work, desc=f"bench models, {preset}", leave=False):
-        rows += _measure(plan, group, shape, rows, modules, device)
-    content = result(command_line(), rows, preset=preset, device=device)
-    if preset == "paper":
-        content["complexity"] = complexity()
-    same = ["group", "title", "side"]
-    return publish(out / f"models-{preset}", content, page, earlier=earlier, same=same)
+        rows += _measured(bench, plan, group, shape, rows)
+    more: Row = {"complexity": complexity()} if preset == "paper" else {}
+    return bench.publish(
+        f"models-{preset}", rows, page, same=["group", "title", "side"],
+        preset=preset, device=bench.device, **more,
+    )  # fmt: skip
 
 
-def _measure(
-    plan: Preset, group: str, shape: Shape, before: list[Row], modules: Names, device: str
+def _measured(
+    bench: Benchmark, plan: Preset, group: str, shape: Shape, before: list[Row]
 ) -> list[Row]:
     """The rows of one group at one shape."""
     size = {"batch": shape[0], "side": shape[2]}
     models = plan.groups[group]
-    rows = [{"group": group, **asdict(model), **size} for model in models]
+    rows: list[Row] = [{"group": group, **asdict(model), **size} for model in models]
     training = plan.training and shape == plan.shapes[0]
     for kind in ("inference", "training") if training else ("inference",):
         entries = [
             Entry(
                 row,
-                partial(prepare_model, model, shape, kind, device),
+                partial(prepare_model, model, shape, kind, bench.device),
                 cost_of_pass if kind == "inference" else None,
                 row.get("note") or too_slow(before, row, "title", "side", kind, plan.longest, 4),
             )
             for row, model in zip(rows, models)
         ]
         memory = "process" if plan.memory == kind else ""
-        how = Plan(plan.repeats, plan.seconds, memory, device, modules)
-        measure_in_turns(entries, kind, how)
+        bench.measure(entries, kind, plan.repeats, plan.seconds, memory)
     return rows
 
 

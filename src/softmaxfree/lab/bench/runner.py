@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tqdm import tqdm
 
-from ...environment import largest_memory
+from ...environment import command_line, largest_memory
 from ...imports import Names, import_modules
 from ...models.cost import Cost
 from ..measure import (
@@ -20,34 +20,21 @@ from ..measure import (
     peak_memory,
     time_interleaved,
 )
-from ..results import THREE, Column, Row, Table, columns, read
+from ..results import THREE, Column, Page, Row, Table, columns, publish, read, result
 
 Call = Callable[[], object]
+Device = Literal["cpu", "cuda"]
 CANNOT_RUN = (ValueError, TypeError, AssertionError, RuntimeError)
 SWIN = "Swin-T"
 GROWING = {"ratios": [8, 4, 2, 1]}
 """Options with which the number of landmarks grows with the image, as in the released models."""
 
 
-def start(
-    threads: int, device: str = "cpu", modules: Names = None, against: Path | None = None
-) -> Row | None:
-    """Begins a benchmark: sets the threads, imports modules, reads the result to compare with.
-
-    That one is read first, as the new result may overwrite its file.
-    """
-    check_machine(threads, device)
-    earlier = None if against is None else read(against)
-    import_modules(modules)
-    torch.set_num_threads(threads)
-    return earlier
-
-
 @dataclass(frozen=True)
 class Entry:
     """A contestant at one size.
 
-    row: Fields that name it in the results; `measure_in_turns` adds its numbers.
+    row: Fields that name it in the results; `Benchmark.measure` adds its numbers.
     prepare: Returns the call to measure, here or in a fresh process: a partial of a function of a
         module, so that it can be sent there.
     count: Returns what a call that was prepared costs; not counted without it.
@@ -60,73 +47,112 @@ class Entry:
     obstacle: str = ""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How entries are measured.
+class Benchmark:
+    """Contestants that take turns on this machine, and the files of their result.
 
-    repeats: Rounds of turns; with 0 nothing is timed.
-    seconds: After so long an entry gets no further turn.
-    memory: "call" measures memory beyond what a process has before the call, "process" all memory
-        of a process, libraries and weights included; not measured if empty.
+    Args:
+        threads: Threads to compute with; ratios are most reliable with 1.
+        out: Folder for the results.
+        modules: Python modules to import first, which register attentions of your own.
+        device: Device to compute on.
+        against: A .json file of an earlier run to compare with.
     """
 
-    repeats: int
-    seconds: float = math.inf
-    memory: str = ""
-    device: str = "cpu"
-    modules: Names = None
+    def __init__(
+        self,
+        threads: int = 1,
+        out: Path = Path("results"),
+        modules: Names = None,
+        device: Device = "cpu",
+        against: Path | None = None,
+    ) -> None:
+        check_machine(threads, device)
+        self.earlier = None if against is None else read(against)  # may be written over at the end
+        import_modules(modules)
+        torch.set_num_threads(threads)
+        self.out, self.modules, self.device = out, modules, device
 
+    def measure(
+        self,
+        entries: Sequence[Entry],
+        kind: str,
+        repeats: int,
+        seconds: float = math.inf,
+        memory: str = "",
+        note: str = "note",
+    ) -> list[Row]:
+        """Adds cost, memory and time to the rows of entries that take turns, and returns the rows.
 
-def measure_in_turns(entries: Sequence[Entry], kind: str, plan: Plan, note: str = "note") -> None:
-    """Adds cost, memory and time to the rows of entries that take turns.
+        The fields are `{kind}_bytes`, `{kind}_s` and `{kind}_median_s`. If a call returns a
+        dictionary, that is added too. An entry that cannot run gets the reason as its note instead.
 
-    The fields are `{kind}_bytes`, `{kind}_s` and `{kind}_median_s`. If a call returns a dictionary,
-    that is added too. An entry that cannot run gets the reason as its `note` instead.
-    """
-    calls: dict[str, Call] = {}
-    progress = tqdm(entries, desc=kind, unit="model", leave=False, disable=len(entries) == 1)
-    for position, entry in enumerate(progress):
-        row = entry.row
-        if entry.obstacle:
-            row[note] = entry.obstacle
-            continue
-        try:
-            call = entry.prepare() if plan.repeats else None
-            if entry.count is not None:
-                cost = entry.count(call)
-                row |= {"parameters": cost.parameters, "multiply_adds": cost.multiply_adds}
-                row["inverse_multiply_adds"] = cost.inverse
-        except CANNOT_RUN as error:
-            row[note] = f"cannot run: {str(error).splitlines()[0]}"
-            continue
-        if plan.memory:
-            found = in_fresh_process(
-                memory_of_call, entry.prepare, plan, torch.get_num_threads(),
-                module=entry.prepare.func.__module__,
-            )  # fmt: skip
-            row[f"{kind}_bytes"] = None if found is None else found[0]
-            if found is None:
-                row[note] = "out of memory"
+        Args:
+            entries: Contestants.
+            kind: What the calls do, such as `inference`.
+            repeats: Rounds of turns; with 0 nothing is timed.
+            seconds: After so long an entry gets no further turn.
+            memory: "call" measures memory beyond what a process has before the call, "process" all
+                memory of a process, libraries and weights included; not measured if empty.
+            note: The field for the reason.
+        """
+        calls: dict[str, Call] = {}
+        progress = tqdm(entries, desc=kind, unit="model", leave=False, disable=len(entries) == 1)
+        for position, entry in enumerate(progress):
+            row = entry.row
+            if entry.obstacle:
+                row[note] = entry.obstacle
                 continue
-            row |= found[1]
-        if call is not None:
-            calls[str(position)] = call
-    timings = time_interleaved(calls, plan.repeats, plan.seconds, plan.device)
-    for key, timing in timings.items():
-        row = entries[int(key)].row
-        row[f"{kind}_s"], row[f"{kind}_median_s"] = timing.best, timing.median
+            try:
+                call = entry.prepare() if repeats else None
+                if entry.count is not None:
+                    cost = entry.count(call)
+                    row |= {"parameters": cost.parameters, "multiply_adds": cost.multiply_adds}
+                    row["inverse_multiply_adds"] = cost.inverse
+            except CANNOT_RUN as error:
+                row[note] = f"cannot run: {str(error).splitlines()[0]}"
+                continue
+            if memory:
+                found = in_fresh_process(
+                    memory_of_call, entry.prepare, memory, self.device, self.modules,
+                    torch.get_num_threads(), module=entry.prepare.func.__module__,
+                )  # fmt: skip
+                row[f"{kind}_bytes"] = None if found is None else found[0]
+                if found is None:
+                    row[note] = "out of memory"
+                    continue
+                row |= found[1]
+            if call is not None:
+                calls[str(position)] = call
+        for key, timing in time_interleaved(calls, repeats, seconds, self.device).items():
+            row = entries[int(key)].row
+            row[f"{kind}_s"], row[f"{kind}_median_s"] = timing.best, timing.median
+        return [entry.row for entry in entries]
+
+    def publish(
+        self,
+        name: str,
+        rows: list[Row],
+        page: Callable[[Row], Page],
+        draw: Callable[[Row, Path], None] | None = None,
+        same: Sequence[str] = (),
+        **more: Any,
+    ) -> Row:
+        """Prints and writes the result, see `results.publish`; `more` are further fields of it."""
+        content = result(command_line(), rows, **more)
+        return publish(self.out / name, content, page, draw, self.earlier, same)
 
 
-def memory_of_call(prepare: Callable[[], Call], plan: Plan, threads: int) -> tuple[int, Row]:
+def memory_of_call(
+    prepare: Callable[[], Call], memory: str, device: str, modules: Names, threads: int
+) -> tuple[int, Row]:
     """Runs in a fresh process: bytes of a call at its peak, and what it says of its outcome."""
     torch.set_num_threads(threads)
-    import_modules(plan.modules)
+    import_modules(modules)
     call = prepare()
-    if plan.memory == "call":
-        return peak_memory(call, plan.device), {}
+    if memory == "call":
+        return peak_memory(call, device), {}
     outcome = call()
-    cuda = plan.device == "cuda"
-    taken = torch.cuda.max_memory_allocated() if cuda else largest_memory()
+    taken = torch.cuda.max_memory_allocated() if device == "cuda" else largest_memory()
     return taken, outcome if isinstance(outcome, dict) else {}
 
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ...environment import command_line
 from ...imports import needs
 from ...layers.attention import SoftmaxFreeAttention
 from ...layers.multihead import Layout
@@ -18,8 +17,8 @@ from ...models.build import BackboneConfig
 from ...models.cost import Cost, cost_of
 from ...models.segmenters import Segmenter, build_segmenter
 from ..paper import SEGMENTATION
-from ..results import Column, Note, Page, Row, Table, columns, publish, result
-from .runner import GROWING, SWIN, Call, Entry, Plan, image_table, measure_in_turns, start
+from ..results import Column, Note, Page, Row, Table, columns
+from .runner import GROWING, SWIN, Benchmark, Call, Entry, image_table
 
 with needs("segmentation", "measuring segmenters"):
     from ...tasks.segmentation import Segmentation
@@ -208,12 +207,10 @@ def bench_segmentation(threads: int = 1, out: Path = Path("results")) -> Row:
         threads: Threads to compute with; ratios are most reliable with 1.
         out: Folder for the results.
     """
-    start(threads)
-    counted = figures()
+    bench, counted = Benchmark(threads, out), figures()
     entries = [Entry(asdict(x), partial(ComparedSegmenter.prepare, x), x.cost) for x in SEGMENTERS]
-    measure_in_turns(entries, "inference", Plan(REPEATS, SECONDS, "process"))
-    content = result(command_line(), [entry.row for entry in entries], figures=counted)
-    return publish(out / "segmentation", content, page)
+    rows = bench.measure(entries, "inference", REPEATS, SECONDS, "process")
+    return bench.publish("segmentation", rows, page, figures=counted)
 
 
 def page(content: Row) -> Page:

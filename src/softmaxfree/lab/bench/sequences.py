@@ -1,19 +1,16 @@
 """`softmaxfree bench sequences`: a training step of the Long Range Arena's encoder by length."""
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from ...environment import command_line
-from ...imports import Names
 from ...layers.registry import ATTENTIONS
 from ...models.sequence_classifier import WINDOW, SequenceClassifier
-from ..results import Note, Page, Row, publish, result
-from .runner import Call, Entry, Plan, by_case, exponents, measure_in_turns, notes, start
+from ..results import Note, Page, Row
+from .runner import Benchmark, Call, Entry, by_case, exponents, notes
 
 LENGTHS = [1024 * 2**power for power in range(5)]
 OURS = ("softpp", "soft")
@@ -38,13 +35,13 @@ def title(name: str) -> str:
     return f"{base}, {landmarks} landmarks" if landmarks else f"{base}, window {WINDOW}"
 
 
-def training_step(attention: str, options: dict[str, Any], length: int) -> Call:
+def training_step(attention: str, options: dict[str, Any], length: int, device: str) -> Call:
     """A step of one sequence: forward, backward and AdamW."""
     torch.manual_seed(0)
-    model = SequenceClassifier(10, 512, length, attention, options)
+    model = SequenceClassifier(10, 512, length, attention, options).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    tokens = torch.randint(1, 257, (1, length))
-    mask, target = torch.ones_like(tokens, dtype=torch.bool), torch.zeros(1, dtype=torch.int64)
+    tokens = torch.randint(1, 257, (1, length)).to(device)
+    mask, target = torch.ones_like(tokens, dtype=torch.bool), torch.zeros_like(tokens[:, 0])
 
     def step() -> None:
         optimizer.zero_grad()
@@ -54,40 +51,32 @@ def training_step(attention: str, options: dict[str, Any], length: int) -> Call:
     return step
 
 
-def bench_sequences(threads: int = 1, out: Path = Path("results"), modules: Names = None) -> Row:
+def bench_sequences(**options: Any) -> Row:
     """Measure a training step on long sequences, 1,024 to 16,384 tokens (9 minutes).
 
     The encoder of the Long Range Arena with every attention, SOFT and SOFT++ with windows of 4
     tokens as in the paper and with 128 landmarks: time in turns, memory of a fresh process, and
     how both grow. Prints tables and writes them as JSON, CSV, Markdown and a picture.
-
-    Args:
-        threads: Threads to compute with; ratios are most reliable with 1.
-        out: Folder for the results.
-        modules: Python modules to import first, which register attentions of your own.
     """
     from ..pictures import draw_over_n  # needs matplotlib: fails before the work, not after
 
-    start(threads, modules=modules)
+    bench = Benchmark(**options)
     rows: list[Row] = []
     for n in tqdm(LENGTHS, desc="bench sequences", unit="length", leave=False):
         entries = [
             Entry(
                 {"contestant": name, "n": n, "batch": 1, "heads": 2},
-                partial(training_step, attention, options, n),
+                partial(training_step, attention, chosen, n, bench.device),
             )
-            for name, (attention, options) in attentions().items()
+            for name, (attention, chosen) in attentions().items()
         ]
-        plan = Plan(REPEATS, SECONDS, memory="call", modules=modules)
-        measure_in_turns(entries, "training", plan)
-        rows += [entry.row for entry in entries]
-    content = result(
-        command_line(),
-        rows,
-        titles={name: title(name) for name in attentions()},
-        exponents=exponents(rows, "training_s", "training_bytes"),
+        rows += bench.measure(entries, "training", REPEATS, SECONDS, memory="call")
+    titles = {name: title(name) for name in attentions()}
+    growth = exponents(rows, "training_s", "training_bytes")
+    same = ["contestant", "n"]
+    return bench.publish(
+        "sequences", rows, page, draw_over_n, same, titles=titles, exponents=growth
     )
-    return publish(out / "sequences", content, page, draw_over_n)
 
 
 def page(content: Row) -> Page:

@@ -1,8 +1,7 @@
 """`softmaxfree bench training`: training steps; memory and time of ImageNet, by calculation."""
 
 from functools import partial
-from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import timm
 import torch
@@ -10,15 +9,13 @@ from timm.optim import create_optimizer_v2
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from ...environment import command_line
-from ...errors import UserError
-from ...imports import Names
 from ...layers.mlp import Mlp
 from ...layers.registry import ATTENTIONS
 from ...models.cost import cost, image_bytes
-from ..results import Column, Note, Page, Row, columns, publish, result
+from ..measure import noise
+from ..results import Column, Note, Page, Row, columns
 from .contestants import TITLES
-from .runner import Call, Entry, Plan, measure_in_turns, start
+from .runner import Benchmark, Call, Entry
 
 NANO, NANO_BATCH, CLASSES = "softpp_nano", 64, 10
 MODELS = ["softpp_tiny", "softpp_small", "softpp_medium", "softpp_large"]
@@ -50,11 +47,9 @@ _V100, _A100 = (f"{rate / 1e12:g}" for rate in SUSTAINED.values())
 NOTES = f"""\
 Nothing here was trained, and no GPU was measured.
 
-memory: weights, gradients, AdamW's moments, the moving average and DDP's buckets, in all {_EACH}
-  bytes a parameter, and for each image on the GPU what autograd keeps for the backward pass.
-  That is counted exactly, on a CPU, as what a third image adds to two. Left out: what an operation
-  needs while it runs, half-precision copies of the weights, CUDA itself and what its allocator
-  leaves unused. MB and GB are 1e6 and 1e9 bytes.
+memory: {_EACH} bytes a parameter, and for each image on the GPU what autograd keeps for the
+  backward pass: counted exactly, on a CPU, as what a third image adds to two. CUDA itself, what an
+  operation needs while it runs and half-precision copies of the weights are left out.
 time: {PASSES} x 2 x multiply-adds x {IMAGES:,} images x {EPOCHS} epochs, without validation and
   without the inverses of the landmark matrices, 2 to 3 % more operations on a GPU.
   ASSUMED, not measured: a V100 sustains {_V100} TFLOP/s and an A100 {_A100} in mixed precision on
@@ -63,13 +58,7 @@ time: {PASSES} x 2 x multiply-adds x {IMAGES:,} images x {EPOCHS} epochs, withou
   twice the GPUs take half the time, on several nodes too."""
 
 
-def bench_training(
-    preset: Literal["steps", "imagenet"] = "steps",
-    threads: int = 1,
-    out: Path = Path("results"),
-    modules: Names = None,
-    against: Path | None = None,
-) -> Row:
+def bench_training(preset: Literal["steps", "imagenet"] = "steps", **options: Any) -> Row:
     """Measure training steps, or calculate what ImageNet training takes.
 
     Prints tables and writes them as JSON, CSV and Markdown.
@@ -80,45 +69,38 @@ def bench_training(
             (2 minutes). Bytes kept for the backward pass are counted exactly, on a CPU; hours
             follow from multiply-adds and an assumed speed of the GPUs, which is printed with
             them. Nothing is trained.
-        threads: Threads to compute with; ratios are most reliable with 1.
-        out: Folder for the results.
-        modules: Python modules to import first, which register attentions of your own.
-        against: A .json file of an earlier run to compare with; measured steps only.
     """
-    if preset == "imagenet" and against is not None:
-        raise UserError("--against compares measured steps; leave it out of a calculation")
-    earlier = start(threads, modules=modules, against=against)
-    return measure_steps(out, earlier) if preset == "steps" else calculate_imagenet(out)
+    bench = Benchmark(**options)
+    return measure_steps(bench) if preset == "steps" else calculate_imagenet(bench)
 
 
-def measure_steps(out: Path, earlier: Row | None = None) -> Row:
+def measure_steps(bench: Benchmark) -> Row:
     """Measures a training step of nano with each attention, once it has been seen to learn."""
     entries = []
     for name in tqdm(ATTENTIONS, desc="bench training, steps", unit="model", leave=False):
-        step = prepare_step(name)
+        step = prepare_step(name, bench.device)
         losses = [step() for _ in range(5)]
         parameters = sum(parameter.numel() for parameter in step.args[0].parameters())
         row: Row = {"attention": name, "parameters": parameters, "losses": losses}
         learns = losses[-1] < losses[0]  # false also if it is not finite
         why = f"does not learn: the loss goes from {losses[0]:.3g} to {losses[-1]:.3g}"
         entries.append(Entry(row, partial(_given, step), obstacle="" if learns else why))
-    measure_in_turns(entries, "step", Plan(5, 5.0))
-    rows = [entry.row for entry in entries]
-    content = result(command_line(), rows, model=NANO, batch=NANO_BATCH)
-    return publish(out / "training-steps", content, steps_page, earlier=earlier, same=["attention"])
+    rows = bench.measure(entries, "step", repeats=5, seconds=5.0)
+    return bench.publish(
+        "training-steps", rows, steps_page, same=["attention"], model=NANO, batch=NANO_BATCH
+    )
 
 
 def _given(call: Call) -> Call:
     return call
 
 
-def prepare_step(attention: str) -> partial[float]:
+def prepare_step(attention: str, device: str = "cpu") -> partial[float]:
     """A step on one batch of noise, which returns its loss."""
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randn(NANO_BATCH, 3, 32, 32, generator=generator)
-    labels = torch.randint(CLASSES, (NANO_BATCH,), generator=generator)
     torch.manual_seed(0)
-    model = timm.create_model(NANO, attention=attention, num_classes=CLASSES).train()
+    images = noise(NANO_BATCH, 3, 32, 32).to(device)
+    labels = torch.randint(CLASSES, (NANO_BATCH,)).to(device)
+    model = timm.create_model(NANO, attention=attention, num_classes=CLASSES).to(device).train()
     return partial(_step, model, create_optimizer_v2(model, "adamw", lr=1e-3), images, labels)
 
 
@@ -149,19 +131,20 @@ its batch in five steps."""
     return Page(f"Training steps: {what}", [table, Note(note)])
 
 
-def calculate_imagenet(out: Path) -> Row:
+def calculate_imagenet(bench: Benchmark) -> Row:
     """Calculates memory and time of all models."""
     rows = [_row(name) for name in tqdm(MODELS, desc="bench training", unit="model", leave=False)]
-    content = result(
-        command_line(),
+    return bench.publish(
+        "training-imagenet",
         rows,
+        imagenet_page,
+        same=["model"],
         images=IMAGES,
         epochs=EPOCHS,
         batch=BATCH,
         bytes_per_parameter=PARAMETER_BYTES,
         assumed_flops_per_second=SUSTAINED,
     )
-    return publish(out / "training-imagenet", content, imagenet_page)
 
 
 def _row(name: str) -> Row:
