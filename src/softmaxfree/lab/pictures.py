@@ -70,14 +70,6 @@ QUANTITIES = {
 """What is drawn over n: title, unit, and the unit in seconds or bytes."""
 
 
-def draw_memory(content: dict[str, Any], path: Path) -> None:
-    """The paper's figure: memory of 12 layers against the number of tokens."""
-    figure, ax = plt.subplots(figsize=(8.2, 4.6), layout="constrained")
-    memory_panel(ax, content)
-    legend_beside(ax)
-    save(figure, path)
-
-
 def save(figure: Any, path: Path) -> None:
     """Writes a figure as a PNG, atomically."""
     buffer = io.BytesIO()
@@ -139,12 +131,6 @@ def entries(ax: Any) -> tuple[list[Any], list[str]]:
     return lines, [line.get_label() for line in lines]
 
 
-def legend_beside(ax: Any) -> None:
-    """A legend to the right of the axes."""
-    beside = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
-    ax.legend(*entries(ax), **beside, frameon=False, fontsize=9)
-
-
 def _apart(sizes: Iterable[int]) -> list[int]:
     """Sizes of which each is at least about twice the one before, so that labels have room."""
     shown: list[int] = []
@@ -172,5 +158,6 @@ def draw_over_n(content: dict[str, Any], path: Path) -> None:
             ax.set_ylim(bottom, top * (top / bottom) ** 0.4)  # room for the legend
             ax.legend(*entries(ax), loc="upper left", frameon=False)
         else:
-            legend_beside(ax)
+            beside = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
+            ax.legend(*entries(ax), **beside, frameon=False, fontsize=9)
     save(figure, path)

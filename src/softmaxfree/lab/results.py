@@ -36,6 +36,10 @@ def result(command: str, rows: list[Row], **more: Any) -> Row:
     }
 
 
+THREE = -1
+"""The number of digits after the point with which three are significant."""
+
+
 class Table(NamedTuple):
     """Cells of a table; the first `texts` columns are aligned to the left."""
 
@@ -61,23 +65,14 @@ class Column(NamedTuple):
             value = row[self.value] if isinstance(self.value, str) else self.value(row)
         except KeyError:
             return ""
-        return cell(value, self.digits, self.unit)
-
-
-THREE = -1
-"""The number of digits after the point with which three are significant."""
-
-
-def cell(value: Any, digits: int | None = None, unit: float = 1) -> str:
-    """A value as the text of a table's cell; empty if there is none."""
-    if value is None or isinstance(value, str):
-        return value or ""
-    if digits is None:
-        return f"{value:g}"
-    value = value / unit
-    if digits == THREE:
-        digits = max(0, 2 - math.floor(math.log10(value))) if value > 0 else 0
-    return f"{value:.{digits}f}"
+        if value is None or isinstance(value, str):
+            return value or ""
+        if self.digits is None:
+            return f"{value:g}"
+        value, digits = value / self.unit, self.digits
+        if digits == THREE:
+            digits = max(0, 2 - math.floor(math.log10(value))) if value > 0 else 0
+        return f"{value:.{digits}f}"
 
 
 def columns(rows: Sequence[Row], *shown: Column) -> Table:
@@ -128,13 +123,8 @@ def publish(
 ) -> Row:
     """Prints a result and writes it as JSON, CSV, Markdown and, with `draw`, as a picture.
 
-    Args:
-        stem: The files' path without a suffix.
-        content: What `result` returned.
-        page: Makes tables and text of it.
-        draw: Draws it to a file.
-        earlier: A result to compare it with, row by row.
-        same: Fields in which two rows agree that are compared.
+    `stem` is the files' path without a suffix. Rows of an earlier result that agree in the fields
+    `same` are compared.
     """
     shown = page(content)
     write_atomically(stem.with_suffix(".json"), json.dumps(content, indent=1) + "\n")

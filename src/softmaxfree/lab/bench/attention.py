@@ -127,12 +127,12 @@ def bench_memory(
         contestants: Names of attentions, such as [softpp,performer]; all if not given.
         dtype: Type of tokens and weights.
     """
-    from ..pictures import draw_memory  # needs matplotlib: fails before the work, not after
+    from ..pictures import draw_over_n  # needs matplotlib: fails before the work, not after
 
     bench, names = Benchmark(**options), checked(contestants)
     rows = _measured(bench, MEMORY, names, dtype)
     more = _about(bench, rows, names, dtype)
-    return bench.publish("memory", rows, memory_page, draw_memory, ["contestant", "n"], **more)
+    return bench.publish("memory", rows, memory_page, draw_over_n, ["contestant", "n"], **more)
 
 
 def _measured(bench: Benchmark, plan: Preset, names: list[str], dtype: Dtype) -> list[Row]:

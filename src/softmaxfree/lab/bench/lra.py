@@ -2,7 +2,6 @@
 
 import json
 import statistics
-from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Literal
@@ -173,10 +172,9 @@ Scores are of the last weights on held-out samples; ± is half the range of the 
 are of the whole benchmark, on far more steps: they are beside ours to be looked at, not to be
 compared. Among ours all that differs within a task is the attention. Times are of runs that may
 have had neighbours on the machine, so that `softmaxfree bench sequences` compares them better.
-Memory is the largest of the process, libraries included."""
-    return Page(
-        "Long Range Arena", [*tables(content), Note("\n".join(settings(content))), Note(note)]
-    )
+Memory is the largest of the process, libraries included. Without a number of samples all are used;
+minutes are those of the longest run."""
+    return Page("Long Range Arena", [*tables(content), settings(content), Note(note)])
 
 
 def tables(content: Row) -> list[Table]:
@@ -209,20 +207,14 @@ def tables(content: Row) -> list[Table]:
     ]
 
 
-def settings(content: Row) -> Iterator[str]:
-    """How each task was trained, a line each."""
+def settings(content: Row) -> Table:
+    """How each task was trained."""
+    lines = []
     for task in TASKS:
-        rows = [row for row in content["rows"] if row["task"] == task]
-        if not rows:
-            continue
-        setting = rows[0]["setting"]
-        seeds = sorted({row["seed"] for row in rows})
-        of = {name: setting[name] or "all" for name in ("train_samples", "val_samples")}
-        yield (
-            f"- {task}: {setting['steps']} steps of {setting['batch_size']} samples out of "
-            f"{of['train_samples']}, up to {setting['length']} tokens, learning rate "
-            f"{setting['lr']:g}, scored on {of['val_samples']}; "
-            f"seeds {', '.join(map(str, seeds))}; "
-            f"threads: {setting['threads']}; at most {max(row['minutes'] for row in rows):.1f} "
-            f"minutes a run."
-        )
+        if rows := [row for row in content["rows"] if row["task"] == task]:
+            seeds = ", ".join(map(str, sorted({row["seed"] for row in rows})))
+            minutes = f"{max(row['minutes'] for row in rows):.1f}"
+            lines.append(rows[0]["setting"] | {"task": task, "seeds": seeds, "minutes": minutes})
+    names = ["task", "steps", "batch_size", "length", "train_samples", "val_samples", "lr"]
+    names += ["threads", "seeds", "minutes"]
+    return columns(lines, *(Column(name.replace("_", " "), name) for name in names))

@@ -218,21 +218,18 @@ def _waiting(numbers: dict[str, float]) -> Iterator[Promise]:
 
 
 _IMPORT = """
-import timm
-from time import perf_counter
-before = perf_counter()
+import timm, time
+before = time.perf_counter()
 import softmaxfree
-print(perf_counter() - before)
+print(time.perf_counter() - before)
 """
 
 
 def _start(numbers: dict[str, float]) -> Iterator[Promise]:
-    def once() -> float:
-        call = [sys.executable, "-c", _IMPORT]
-        return float(subprocess.run(call, capture_output=True, text=True, check=True).stdout)
-
-    numbers["import"] = min(once() for _ in range(3))
-    yield Promise("import softmaxfree, seconds beyond import timm", numbers["import"], 0.3, False)
+    call = [sys.executable, "-c", _IMPORT]
+    seconds = [float(subprocess.check_output(call, text=True)) for _ in range(3)]
+    numbers["import"] = min(seconds)
+    yield Promise("import softmaxfree, seconds beyond import timm", min(seconds), 0.3, False)
 
 
 def stages() -> list[Row]:
