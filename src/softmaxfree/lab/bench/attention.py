@@ -94,7 +94,7 @@ def bench_attention(
 
     Contestants take turns in one process; memory is measured in a fresh process for each point.
     Only ratios within one run carry over to other machines. Prints tables and writes them as JSON,
-    CSV, Markdown and a picture.
+    CSV, Markdown and, where only n differs, a picture.
 
     Args:
         preset: paper: every attention and the packages as layers from 784 to 6,272 tokens
@@ -103,6 +103,7 @@ def bench_attention(
             linear: SOFT++ from 3,136 to a million tokens (2 minutes).
         contestants: Names of attentions, such as [softpp,performer]; the preset's if not given.
         dtype: Type of tokens and weights.
+        options: Those of `Benchmark`.
     """
     from ..pictures import draw_over_n  # needs matplotlib: fails before the work, not after
 
@@ -126,6 +127,7 @@ def bench_memory(
     Args:
         contestants: Names of attentions, such as [softpp,performer]; all if not given.
         dtype: Type of tokens and weights.
+        options: Those of `Benchmark`.
     """
     from ..pictures import draw_over_n  # needs matplotlib: fails before the work, not after
 

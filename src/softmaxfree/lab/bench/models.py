@@ -186,6 +186,7 @@ def bench_models(preset: Literal["large", "paper", "peers"] = "peers", **options
             formula (8 minutes); paper: every attention in tiny, with and without the value
             convolution, and the paper's ablations (10 minutes); peers: models of timm of the same
             cost at 224, 512 and 1024 pixels (10 minutes).
+        options: Those of `Benchmark`.
     """
     bench, plan = Benchmark(**options), PRESETS[preset]
     if preset == "paper":  # a user's attentions have a row too

@@ -1,4 +1,4 @@
-"""What all benchmarks share: the start of a command, contestants in turns, two kinds of table."""
+"""What all benchmarks share: their options, contestants in turns, two kinds of table."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,13 +13,7 @@ from tqdm import tqdm
 from ...environment import command_line, largest_memory
 from ...imports import Names, import_modules
 from ...models.cost import Cost
-from ..measure import (
-    check_machine,
-    exponent,
-    in_fresh_process,
-    peak_memory,
-    time_interleaved,
-)
+from ..measure import check_machine, exponent, in_fresh_process, peak_memory, time_interleaved
 from ..results import THREE, Column, Page, Row, Table, columns, publish, read, result
 
 Call = Callable[[], object]
@@ -49,6 +43,8 @@ class Entry:
 
 class Benchmark:
     """Contestants that take turns on this machine, and the files of their result.
+
+    A command passes its `**options` on to it, so that these are options of the command as well.
 
     Args:
         threads: Threads to compute with; ratios are most reliable with 1.

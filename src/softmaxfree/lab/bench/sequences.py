@@ -57,6 +57,9 @@ def bench_sequences(**options: Any) -> Row:
     The encoder of the Long Range Arena with every attention, SOFT and SOFT++ with windows of 4
     tokens as in the paper and with 128 landmarks: time in turns, memory of a fresh process, and
     how both grow. Prints tables and writes them as JSON, CSV, Markdown and a picture.
+
+    Args:
+        options: Those of `Benchmark`.
     """
     from ..pictures import draw_over_n  # needs matplotlib: fails before the work, not after
 

@@ -69,6 +69,7 @@ def bench_training(preset: Literal["steps", "imagenet"] = "steps", **options: An
             (2 minutes). Bytes kept for the backward pass are counted exactly, on a CPU; hours
             follow from multiply-adds and an assumed speed of the GPUs, which is printed with
             them. Nothing is trained.
+        options: Those of `Benchmark`.
     """
     bench = Benchmark(**options)
     return measure_steps(bench) if preset == "steps" else calculate_imagenet(bench)
