@@ -119,7 +119,7 @@ def test_the_guide_to_attentions_runs(capsys: pytest.CaptureFixture[str]) -> Non
     assert "multiply-adds" in capsys.readouterr().out
     table = set(re.findall(r"^\| (`.*?`) \|", guide.read_text(), re.MULTILINE))
     listed = set(re.findall(r"`(\w+)`", " ".join(table)))
-    assert listed == {name for name in ATTENTIONS if name != "released"}
+    assert listed == set(ATTENTIONS)
 
 
 def imported_parts(path: Path) -> set[str]:

@@ -78,7 +78,7 @@ COMMANDS: Commands = {
             "detection": Command("lab.bench.detection:bench_detection", "detectors"),
             "segmentation": Command("lab.bench.segmentation:bench_segmentation", "UperNet"),
             "speed": Command("lab.bench.speed:bench_speed", "what is promised about speed"),
-            "memory": Command("lab.bench.memory:bench_memory", "memory of layers in training"),
+            "memory": Command("lab.bench.attention:bench_memory", "memory of layers in training"),
             "sequences": Command("lab.bench.sequences:bench_sequences", "long sequences"),
             "lra": Command("lab.bench.lra:bench_lra", "the Long Range Arena"),
             "training": Command("lab.bench.training:bench_training", "training steps"),

@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 
 from softmaxfree import MultiHeadAttention, SoftmaxFreeAttention, register_attention
-from softmaxfree.lab.bench.contestants import layer_names
 from softmaxfree.layers.multihead import Layout
 from softmaxfree.layers.registry import ATTENTIONS, attention_class, attention_options
 from softmaxfree.testing import AttentionBattery
 
 OPTIONS: dict[str, dict[str, Any]] = {"reformer": {"bucket": 8}}
 
-for _name in layer_names():
+for _name in ATTENTIONS:
     _members = {"name": _name, "options": OPTIONS.get(_name, {})}
     globals()[f"Test_{_name}"] = type(f"Test_{_name}", (AttentionBattery,), _members)
 

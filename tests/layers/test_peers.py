@@ -14,7 +14,6 @@ from timm.models.pvt_v2 import Attention as PvtAttention
 from torch import Tensor, nn
 
 from softmaxfree import SoftmaxFreeAttention, gaussian_attention
-from softmaxfree.lab.bench.contestants import layer_names
 from softmaxfree.layers.linformer import LinformerAttention
 from softmaxfree.layers.multihead import Layout
 from softmaxfree.layers.nystromformer import NystromformerAttention, softmax_pinv
@@ -401,7 +400,7 @@ def test_exact_gaussian_attention_with_and_without_normalisation() -> None:
         assert relative_error(layer(x), expected) < 1e-10
 
 
-@pytest.mark.parametrize("name", layer_names())
+@pytest.mark.parametrize("name", ATTENTIONS)
 def test_every_attention_works_in_every_backbone(name: str) -> None:
     for model in ("softpp_nano", "softpp_vit_small"):
         arguments = {"depth": 2} if "vit" in model else {}

@@ -12,14 +12,13 @@ from timm.models import checkpoint_seq
 from torch import Tensor, nn
 
 from softmaxfree import MultiHeadAttention, register_attention, replace_attention, tie_qk
-from softmaxfree.lab.bench.contestants import layer_names
 from softmaxfree.layers.registry import ATTENTIONS
 from softmaxfree.models.options import window_ratio
 from softmaxfree.models.projections import rename_projections
 
 from ..helpers import relative_error
 
-NAMES = layer_names()
+NAMES = list(ATTENTIONS)
 
 
 def images(*shape: int, seed: int = 0) -> Tensor:

@@ -13,6 +13,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..environment import chosen_device, largest_ever, process_bytes
 from ..errors import UserError
@@ -71,12 +72,9 @@ def time_interleaved(
     return {name: Timing(min(times), statistics.median(times)) for name, times in measured.items()}
 
 
-def square_product(
-    size: int = 1024, device: str = "cpu", dtype: str = "float32"
-) -> tuple[Callable[[], object], int]:
-    """A large square matrix product, which runs at the machine's best rate, and its operations."""
-    a, b = torch.randn(2, size, size).to(device, getattr(torch, dtype))
-    return lambda: a @ b, 2 * size**3
+def noise(*shape: int) -> Tensor:
+    """The same for every contestant, and in every run."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
 def exponent(sizes: Sequence[int], values: Sequence[float]) -> float:

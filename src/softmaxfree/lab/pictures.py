@@ -1,4 +1,4 @@
-"""Pictures of results: the colours of all figures, lines over the number of tokens, bars."""
+"""Pictures of results: the colours of all figures, and lines over the number of tokens."""
 
 import io
 from collections.abc import Iterable
@@ -68,20 +68,6 @@ QUANTITIES = {
     "training_bytes": ("memory, forward + backward", "MB", 1e6),
 }
 """What is drawn over n: title, unit, and the unit in seconds or bytes."""
-
-
-def draw_attention(content: dict[str, Any], path: Path) -> None:
-    """Lines over n where the cases differ in n alone, bars for each case otherwise."""
-    cases = {(row["batch"], row["heads"]) for row in content["rows"]}
-    save(_lines(content) if len(cases) == 1 else _bars(content), path)
-
-
-def draw_memory(content: dict[str, Any], path: Path) -> None:
-    """The paper's figure: memory of 12 layers against the number of tokens."""
-    figure, ax = plt.subplots(figsize=(8.2, 4.6), layout="constrained")
-    memory_panel(ax, content)
-    ax.legend(*entries(ax), loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=9)
-    save(figure, path)
 
 
 def save(figure: Any, path: Path) -> None:
@@ -154,7 +140,8 @@ def _apart(sizes: Iterable[int]) -> list[int]:
     return shown
 
 
-def _lines(content: dict[str, Any]) -> Any:
+def draw_over_n(content: dict[str, Any], path: Path) -> None:
+    """Draws every quantity of a result against n."""
     quantities = [key for key in QUANTITIES if points(content, key)]
     few = len(content["titles"]) <= 4
     figure, axes = plt.subplots(
@@ -173,32 +160,4 @@ def _lines(content: dict[str, Any]) -> Any:
         else:
             beside = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
             ax.legend(*entries(ax), **beside, frameon=False, fontsize=9)
-    return figure
-
-
-def _bars(content: dict[str, Any]) -> Any:
-    rows = content["rows"]
-    cases = list(dict.fromkeys((row["batch"], row["heads"], row["n"]) for row in rows))
-    names = list(dict.fromkeys(row["contestant"] for row in rows))
-    panels = [("forward_s", "forward", 1), ("training_s", "forward + backward", 3)]
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4), layout="constrained", sharey=True)
-    for ax, (key, title, passes) in zip(axes, panels):
-        for i, name in enumerate(names):
-            ratios = [
-                row[key] / (passes * row["products_s"]) for row in rows if row["contestant"] == name
-            ]
-            places = [j + 0.8 * (i - (len(names) - 1) / 2) / len(names) for j in range(len(cases))]
-            ax.bar(
-                places,
-                ratios,
-                0.8 / len(names),
-                color=COLORS.get(name, OTHER_COLOR),
-                label=content["titles"][name],
-            )
-        ax.axhline(1, color="black", linewidth=0.8, linestyle="--")
-        ax.set_xticks(range(len(cases)), [f"{b} x {h} heads\nn = {n:,}" for b, h, n in cases])
-        ax.set(yscale="log", title=title)
-        ax.grid(axis="y", alpha=0.3)
-    axes[0].set_ylabel("time, in units of SOFT++'s matrix products")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
-    return figure
+    save(figure, path)

@@ -3,7 +3,9 @@
 import csv
 import io
 import json
+import math
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,9 +13,10 @@ from ..errors import UserError, user_file
 from ..files import write_atomically
 
 SCHEMA_VERSION = 1
+Row = dict[str, Any]
 
 
-def result(command: str, rows: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+def result(command: str, rows: list[Row], **more: Any) -> Row:
     """Rows with all that is needed to read them: command, commit, hardware, versions, threads, and
     whether the code of `softmaxfree build` was used."""
     import torch
@@ -34,12 +37,59 @@ def result(command: str, rows: list[dict[str, Any]], **more: Any) -> dict[str, A
     }
 
 
+THREE = -1
+"""The number of digits after the point with which three are significant."""
+
+
 class Table(NamedTuple):
     """Cells of a table; the first `texts` columns are aligned to the left."""
 
     header: list[str]
     rows: list[list[str]]
     texts: int = 1
+
+
+class Column(NamedTuple):
+    """A column of a table: its heading, and a field of a row or a function of a row.
+
+    Numbers have so many digits after the point, or three that are significant (`THREE`), in a unit;
+    without digits they stand as they are. A row that lacks a field has an empty cell.
+    """
+
+    heading: str
+    value: str | Callable[[Row], Any]
+    digits: int | None = None
+    unit: float = 1
+
+    def cell(self, row: Row) -> str:
+        try:
+            value = row[self.value] if isinstance(self.value, str) else self.value(row)
+        except KeyError:
+            return ""
+        if value is None or isinstance(value, str):
+            return value or ""
+        if self.digits is None:
+            return f"{value:g}"
+        value, digits = value / self.unit, self.digits
+        if digits == THREE:
+            digits = max(0, 2 - math.floor(math.log10(value))) if value > 0 else 0
+        return f"{value:.{digits}f}"
+
+
+def columns(rows: Sequence[Row], *shown: Column) -> Table:
+    """A line for each row; a column that has no value is left out.
+
+    Leading columns without digits are texts. The `note` of a row stands in its first empty cell
+    behind them.
+    """
+    lines = [[column.cell(row) for column in shown] for row in rows]
+    kept = [i for i in range(len(shown)) if any(line[i] for line in lines)]
+    texts = sum(1 for _ in takewhile(lambda i: shown[i].digits is None, kept))
+    lines = [[line[i] for i in kept] for line in lines]
+    for row, line in zip(rows, lines):
+        if "note" in row and "" in line[texts:]:
+            line[line.index("", texts)] = row["note"]
+    return Table([shown[i].heading for i in kept], lines, texts)
 
 
 class Note(str):
@@ -53,38 +103,34 @@ class Page(NamedTuple):
     parts: Sequence[str | Table]
 
     def printed(self) -> str:
-        return "\n\n".join(
-            table(*part) if isinstance(part, Table) else part
-            for part in self.parts
-            if not isinstance(part, Note)
-        )
+        return _joined([part for part in self.parts if not isinstance(part, Note)], False)
 
     def markdown(self, origin: str) -> str:
-        parts = [f"# {self.title}", origin, *self.parts]
-        texts = [table(*x, markdown=True) if isinstance(x, Table) else x for x in parts]
-        return "\n\n".join(texts) + "\n"
+        return _joined([f"# {self.title}", origin, *self.parts], True) + "\n"
+
+
+def _joined(parts: Sequence[str | Table], markdown: bool) -> str:
+    texts = [table(*x, markdown=markdown) if isinstance(x, Table) else x for x in parts]
+    return "\n\n".join(filter(None, texts))
 
 
 def publish(
     stem: Path,
-    content: dict[str, Any],
-    page: Callable[[dict[str, Any]], Page],
-    draw: Callable[[dict[str, Any], Path], None] | None = None,
-    earlier: dict[str, Any] | None = None,
+    content: Row,
+    page: Callable[[Row], Page],
+    draw: Callable[[Row, Path], None] | None = None,
+    earlier: Row | None = None,
     same: Sequence[str] = (),
-) -> dict[str, Any]:
+) -> Row:
     """Prints a result and writes it as JSON, CSV, Markdown and, with `draw`, as a picture.
 
-    Args:
-        stem: The files' path without a suffix.
-        content: What `result` returned.
-        page: Makes tables and text of it.
-        draw: Draws it to a file.
-        earlier: A result to compare it with, row by row.
-        same: Fields in which two rows agree that are compared.
+    `stem` is the files' path without a suffix. Rows of an earlier result that agree in the fields
+    `same` are compared.
     """
     shown = page(content)
-    write(stem, content, shown.markdown(provenance(content)))
+    write_atomically(stem.with_suffix(".json"), json.dumps(content, indent=1) + "\n")
+    write_atomically(stem.with_suffix(".csv"), rows_as_csv(content["rows"]))
+    write_atomically(stem.with_suffix(".md"), shown.markdown(provenance(content)))
     if draw is not None:
         draw(content, stem.with_suffix(".png"))
     print(shown.printed())
@@ -94,14 +140,7 @@ def publish(
     return content
 
 
-def write(stem: Path, content: dict[str, Any], markdown: str) -> None:
-    """Writes the same result as JSON, as CSV (its rows alone) and as Markdown."""
-    write_atomically(stem.with_suffix(".json"), json.dumps(content, indent=1) + "\n")
-    write_atomically(stem.with_suffix(".csv"), rows_as_csv(content["rows"]))
-    write_atomically(stem.with_suffix(".md"), markdown)
-
-
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> Row:
     """Reads an earlier result; raises UserError if the file is not one."""
     try:
         with user_file(path):
@@ -117,7 +156,7 @@ def read(path: Path) -> dict[str, Any]:
     return content
 
 
-def rows_as_csv(rows: list[dict[str, Any]]) -> str:
+def rows_as_csv(rows: list[Row]) -> str:
     """A line for each row, and a column for each field that any of them has."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO()
@@ -130,54 +169,35 @@ def rows_as_csv(rows: list[dict[str, Any]]) -> str:
     return text.getvalue()
 
 
-def compare(
-    now: list[dict[str, Any]], before: list[dict[str, Any]], same: Sequence[str]
-) -> list[dict[str, Any]]:
+def comparison(content: Row, earlier: Row, same: Sequence[str]) -> str:
     """How best times and memory changed since an earlier run, in rows that agree in `same`.
 
-    Each change is {same fields, quantity, before, now, ratio}. A row that only one of the runs has
-    gets None for the other number and for the ratio.
+    Ratios below 1 are faster or smaller. A row that only one of the runs has gets no ratio.
     """
-
-    def keyed(rows: list[dict[str, Any]]) -> dict[tuple[str, ...], dict[str, Any]]:
-        return {tuple(str(row.get(field)) for field in same): row for row in rows}
-
-    old, new = keyed(before), keyed(now)
+    old, new = (
+        {tuple(str(row.get(field)) for field in same): row for row in rows}
+        for rows in (earlier["rows"], content["rows"])
+    )
     changes = []
     for key in dict.fromkeys([*old, *new]):
         rows = old.get(key, {}), new.get(key, {})
-        for quantity in dict.fromkeys(name for row in rows for name in row if _compared(name)):
-            was, is_now = (row.get(quantity) for row in rows)
-            ratio = is_now / was if was and is_now else None
-            change = {"quantity": quantity, "before": was, "now": is_now, "ratio": ratio}
+        for name in dict.fromkeys(name for row in rows for name in row if _compared(row, name)):
+            was, now = (row.get(name) for row in rows)
+            change = {"quantity": name, "before": was, "now": now}
+            change["ratio"] = now / was if was and now else None
             changes.append(dict(zip(same, key)) | change)
-    return changes
-
-
-def _compared(name: str) -> bool:
-    return name.endswith(("_s", "_bytes")) and not name.endswith(("_median_s", "products_s"))
-
-
-def comparison(content: dict[str, Any], earlier: dict[str, Any], same: Sequence[str]) -> str:
-    """A table of what changed since an earlier run. Ratios below 1 are faster or smaller."""
-    lines = [
-        [
-            *(change[field] for field in [*same, "quantity"]),
-            *("-" if change[when] is None else f"{change[when]:.4g}" for when in ("before", "now")),
-            number(change["ratio"], 2),
-        ]
-        for change in compare(content["rows"], earlier["rows"], same)
-    ]
-    text = table([*same, "quantity", "before", "now", "ratio"], lines, len(same) + 1)
+    numbers = [Column("before", "before", THREE), Column("now", "now", THREE)]
+    texts = [Column(field, field) for field in [*same, "quantity"]]
+    text = table(*columns(changes, *texts, *numbers, Column("ratio", "ratio", 2)))
     for what in ("hardware", "threads", "versions"):
         if earlier.get(what) != content[what]:
             text += f"\nNote: {what} differ from the earlier run's."
     return f"Against the run of commit {short_commit(earlier.get('commit'))}:\n{text}"
 
 
-def number(value: float | None, digits: int = 0, unit: float = 1, missing: str = "") -> str:
-    """A number in a unit, as a cell of a table."""
-    return missing if value is None else f"{value / unit:.{digits}f}"
+def _compared(row: Row, name: str) -> bool:
+    measured = name.endswith(("_s", "_bytes")) and not name.endswith("_median_s")
+    return measured and not isinstance(row[name], dict)
 
 
 def table(header: list[str], rows: list[list[str]], texts: int = 1, markdown: bool = False) -> str:
@@ -198,7 +218,7 @@ def table(header: list[str], rows: list[list[str]], texts: int = 1, markdown: bo
     return "\n".join("  ".join(cells).rstrip() for cells in lines)
 
 
-def provenance(content: dict[str, Any]) -> str:
+def provenance(content: Row) -> str:
     """One sentence on where the numbers come from."""
     hardware, versions = content["hardware"], content["versions"]
     device = hardware.get("gpu") or f"{hardware['cpu']} ({hardware['capability']})"

@@ -79,8 +79,8 @@ def test_multiply_adds_grow_with_the_image_and_parameters_do_not(detector: str) 
 
 def test_the_image_is_measured_at_its_size() -> None:
     """Neither made larger nor smaller, only padded to whole strides."""
-    model = detection.build("retinanet", "softpp_nano", SMALL, SIZE)
-    images, _ = model.transform([detection.image(SIZE)])
+    model, image = detection.prepare_detector("retinanet", "softpp_nano", SMALL, SIZE).args
+    images, _ = model.transform([image])
     assert images.image_sizes == [SIZE]
     assert images.tensors.shape[-2:] == (64, 96)
 
@@ -106,8 +106,9 @@ def test_what_is_said_about_the_papers_sizes() -> None:
 @pytest.mark.slow
 def test_an_untrained_mask_rcnn_has_1000_proposals_and_no_objects() -> None:
     _, backbone, options = detection.BODIES[0]
-    model = detection.build("mask_rcnn", backbone, options, detection.SIZE)
+    call = detection.prepare_detector("mask_rcnn", backbone, options, detection.SIZE)
     proposals = []
-    model.roi_heads.box_head.register_forward_hook(lambda _, x, __: proposals.append(len(x[0])))
-    assert detection.detect(model, detection.image(detection.SIZE)) == {"objects": 0}
+    head = call.args[0].roi_heads.box_head
+    head.register_forward_hook(lambda _, x, __: proposals.append(len(x[0])))
+    assert call() == {"objects": 0}
     assert proposals == [1000]

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from softmaxfree import attention_rows
 from softmaxfree.cli import main
-from softmaxfree.lab.bench.contestants import layer_names
 from softmaxfree.lab.figures import heatmap
 from softmaxfree.lab.figures.subject import given_images, subjects
+from softmaxfree.layers.registry import ATTENTIONS
 
 from ...analysis.test_rows import matrix
 from .conftest import WriteCheckpoint
@@ -48,7 +48,7 @@ def maps(rows: list[dict[str, str]]) -> Tensor:
 
 
 @pytest.mark.parametrize("layer", [0, -1], ids=["first", "after a class token"])
-@pytest.mark.parametrize("name", layer_names())
+@pytest.mark.parametrize("name", ATTENTIONS)
 def test_weights_are_those_of_the_matrix(
     name: str, layer: int, write_checkpoint: WriteCheckpoint
 ) -> None:

@@ -8,15 +8,10 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from time import perf_counter, sleep
+from time import perf_counter
 
-import torch
-import torch.nn.functional as F
-
-from ...models.build import build_model
 from ...threads import SETTINGS
+from .training import prepare_step
 
 STEPS = 25
 ROUNDS = 3
@@ -25,16 +20,12 @@ GNU_DEFAULT = {"GOMP_SPINCOUNT": "300000"}
 
 def train(count: int) -> float:
     """Median seconds of a training step of softpp_nano on 64 images of 32 x 32."""
-    torch.manual_seed(0)
-    model = build_model("softpp_nano", 10).train()
-    optimizer = torch.optim.AdamW(model.parameters())
-    images, targets = torch.randn(64, 3, 32, 32), torch.randint(10, (64,))
-    seconds = []
-    for _ in range(count + 3):
+    step, seconds = prepare_step("softpp"), []
+    for number in range(count + 3):
+        if number == 3:
+            print("training", flush=True)
         before = perf_counter()
-        optimizer.zero_grad()
-        F.cross_entropy(model(images), targets).backward()
-        optimizer.step()
+        step()
         seconds.append(perf_counter() - before)
     return statistics.median(seconds[3:])
 
@@ -46,42 +37,27 @@ def measure() -> dict[str, float]:
     """
     found: dict[str, list[float]] = {"alone": [], "alone, GNU's default": [], "beside": []}
     for _ in range(ROUNDS):
-        found["alone"].append(_in_process())
-        found["alone, GNU's default"].append(_in_process(**GNU_DEFAULT))
-        with _another_training():
-            found["beside"].append(_in_process())
+        found["alone"].append(_seconds(_started(STEPS)))
+        found["alone, GNU's default"].append(_seconds(_started(STEPS, **GNU_DEFAULT)))
+        with _started(10**9, OMP_NUM_THREADS="1") as other:
+            assert other.stdout is not None
+            other.stdout.readline()  # when it is training
+            try:
+                found["beside"].append(_seconds(_started(STEPS)))
+            finally:
+                other.kill()
     return {name: min(seconds) for name, seconds in found.items()}
 
 
-def _command(count: int) -> list[str]:
-    return [sys.executable, "-m", __name__, str(count)]
-
-
-def _environment(**settings: str) -> dict[str, str]:
-    """The environment without this process's choice of waiting, so that the other chooses anew."""
+def _started(count: int, **settings: str) -> subprocess.Popen[str]:
+    """Trains in a process that chooses anew how its threads wait, unless settings say so."""
     kept = {name: value for name, value in os.environ.items() if name not in SETTINGS}
-    return kept | settings
+    call = [sys.executable, "-m", __name__, str(count)]
+    return subprocess.Popen(call, env=kept | settings, stdout=subprocess.PIPE, text=True)
 
 
-def _in_process(**settings: str) -> float:
-    done = subprocess.run(
-        _command(STEPS), env=_environment(**settings), capture_output=True, text=True, check=True
-    )
-    return float(done.stdout)
-
-
-@contextmanager
-def _another_training() -> Iterator[None]:
-    """Runs another process that trains on one thread."""
-    process = subprocess.Popen(
-        _command(10**9), env=_environment(OMP_NUM_THREADS="1"), stdout=subprocess.DEVNULL
-    )
-    try:
-        sleep(10)  # until it has imported torch
-        yield
-    finally:
-        process.kill()
-        process.wait()
+def _seconds(process: subprocess.Popen[str]) -> float:
+    return float(process.communicate()[0].split()[-1])
 
 
 if __name__ == "__main__":

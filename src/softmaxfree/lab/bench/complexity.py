@@ -1,14 +1,12 @@
 """Multiply-adds of one attention head, as counted, beside the formula in the paper."""
 
-from typing import Any
-
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from ...layers.attention import SoftmaxFreeAttention
 from ...layers.multihead import Layout
 from ..paper import LANDMARKS
-from ..results import Table
+from ..results import Column, Row, Table, columns
 
 STEPS = 20
 NOTES = """\
@@ -21,12 +19,12 @@ def formula(n: int, m: int, d: int, steps: int) -> int:
     return (d + 4 * m * d + m**2) * n + steps * m**3 + d * m**2
 
 
-def complexity() -> list[dict[str, Any]]:
+def complexity() -> list[Row]:
     """Multiply-adds of one head at the sizes of tiny's first stages and the paper's values of m."""
     rows = []
     cases = [(56, m) for m in LANDMARKS] + [(28, 49), (14, 49), (112, 49)]
     for side, m in cases:
-        row: dict[str, Any] = {"n": side**2, "m": m, "d": 32, "formula": formula(side**2, m, 32, 0)}
+        row: Row = {"n": side**2, "m": m, "d": 32, "formula": formula(side**2, m, 32, 0)}
         row["formula_newton"] = formula(side**2, m, 32, STEPS)
         for key, inverse in (("auto", "auto"), ("newton", "paper")):
             layer = SoftmaxFreeAttention(32, 1, sampler="avg", num_landmarks=m, inverse=inverse)
@@ -38,10 +36,13 @@ def complexity() -> list[dict[str, Any]]:
     return rows
 
 
-def complexity_table(rows: list[dict[str, Any]]) -> Table:
-    header = ["n", "m", "measured M", "formula, T = 0", "with 20 Newton steps", "formula, T = 20"]
-    keys = ("auto", "formula", "newton", "formula_newton")
-    lines = [
-        [f"{row['n']:,}", str(row["m"]), *(f"{row[key] / 1e6:.2f}" for key in keys)] for row in rows
-    ]
-    return Table(header, lines, 0)
+def complexity_table(rows: list[Row]) -> Table:
+    return columns(
+        rows,
+        Column("n", "n", 0),
+        Column("m", "m", 0),
+        Column("measured M", "auto", 2, 1e6),
+        Column("formula, T = 0", "formula", 2, 1e6),
+        Column("with 20 Newton steps", "newton", 2, 1e6),
+        Column("formula, T = 20", "formula_newton", 2, 1e6),
+    )

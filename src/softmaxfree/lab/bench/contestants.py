@@ -1,7 +1,6 @@
 """The attentions that are compared: operations, this package's layers, other packages' layers.
 
-Each can show, on a small input in float64, that it computes what it claims: `verify` compares it
-with a formula that is written down independently.
+That they compute what their papers say is shown by `tests/layers` and `tests/lab/bench`.
 """
 
 import importlib
@@ -12,31 +11,27 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import UserError
+from ...imports import needs
 from ...layers.multihead import Layout
 from ...layers.registry import ATTENTIONS, build_attention
 from ...layers.softmax import SoftmaxAttention
 from ...ops import softmax_free_attention
 from ...testing import AttentionBattery
-from . import claims
-from .operations import (
-    Operation,
-    fused_softmax,
-    plain_softmax,
-    released,
-    released_lean,
-    softpp,
-)
+from ..measure import noise
+from .released import distances_by_sums, released
+from .runner import Device
 
-Device = Literal["cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One input: batch, heads of width d, n tokens, m landmarks; layers in a row."""
+    """One input: batch, heads of width d, n tokens, m landmarks; layers in a row; where and in
+    which type it is computed."""
 
     batch: int
     heads: int
@@ -44,6 +39,8 @@ class Case:
     m: int = 49
     d: int = 32
     layers: int = 1
+    device: Device = "cpu"
+    dtype: Dtype = "float32"
 
     @property
     def dim(self) -> int:
@@ -53,20 +50,8 @@ class Case:
         """Operations of SOFT's large products: the kernel, P^T V, and P times that."""
         return 3 * 2 * self.batch * self.heads * self.n * self.m * self.d
 
-
-@dataclass(frozen=True)
-class Setting:
-    """Device and type that a contestant computes with."""
-
-    device: Device = "cpu"
-    dtype: Dtype = "float32"
-
-    def tensor(self, *shape: int, generator: torch.Generator) -> Tensor:
-        x = torch.randn(shape, generator=generator)
-        return x.to(self.device, getattr(torch, self.dtype))
-
-
-CPU = Setting()
+    def tensors(self, count: int, *shape: int) -> list[Tensor]:
+        return list(noise(count, *shape).to(self.device, getattr(torch, self.dtype)))
 
 
 class Ready(NamedTuple):
@@ -89,16 +74,12 @@ class Contestant:
     """An attention in a comparison.
 
     title: As tables show it.
-    ready: For a case and a setting.
-    error: Its relative error on a small input in float64.
-    tolerance: The largest error that passes.
+    ready: For a case.
     matrices: How many n x n matrices of every head it holds at once, forward and in training.
     """
 
     title: str
-    ready: Callable[[Case, Setting], Ready]
-    error: Callable[[], float]
-    tolerance: float = 1e-8
+    ready: Callable[[Case], Ready]
     matrices: tuple[int, int] = (0, 0)
 
     def needs(self, case: Case, training: bool) -> int:
@@ -109,38 +90,42 @@ class Contestant:
         return 4 * matrices * case.batch * case.heads * case.n**2
 
 
-def operation(
-    title: str, function: Operation, claim: Operation, matrices: tuple[int, int] = (0, 0)
-) -> Contestant:
+Operation = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Of tokens, values and landmarks (B, heads, ., d), without projections."""
+
+
+def operation(title: str, function: Operation, matrices: tuple[int, int] = (0, 0)) -> Contestant:
     """A function of tokens, values and evenly spaced landmarks."""
 
-    def ready(case: Case, setting: Setting) -> Ready:
-        generator = torch.Generator().manual_seed(0)
-        shape = (case.batch, case.heads, case.n, case.d)
-        q, v = (setting.tensor(*shape, generator=generator) for _ in range(2))
+    def ready(case: Case) -> Ready:
+        q, v = case.tensors(2, case.batch, case.heads, case.n, case.d)
         landmarks = q[:, :, torch.linspace(0, case.n - 1, case.m).long()].clone()
         leaves = [x.requires_grad_() for x in (q, v, landmarks)]
         return Ready(lambda: function(*leaves), leaves)
 
-    def error() -> float:
-        generator = torch.Generator().manual_seed(0)
-        q, v = torch.randn(2, 1, 1, 60, 8, dtype=torch.float64, generator=generator)
-        landmarks = q[:, :, ::6]
-        return claims.relative_error(function(q, v, landmarks), claim(q, v, landmarks))
-
-    return Contestant(title, ready, error, matrices=matrices)
+    return Contestant(title, ready, matrices)
 
 
-def _released_claim(q: Tensor, v: Tensor, landmarks: Tensor) -> Tensor:
-    return softmax_free_attention(q, q, v, landmarks, method="backtrack")
+def softpp(q: Tensor, v: Tensor, landmarks: Tensor) -> Tensor:
+    return softmax_free_attention(q, q, v, landmarks)
+
+
+def fused_softmax(q: Tensor, v: Tensor, landmarks: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, q, v)
+
+
+def plain_softmax(q: Tensor, v: Tensor, landmarks: Tensor) -> Tensor:
+    return (q @ q.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
 
 
 OPERATIONS: dict[str, Contestant] = {
-    "op_softpp": operation("SOFT++", softpp, claims.softmax_free),
-    "op_released": operation("released formula", released, _released_claim),
-    "op_released_lean": operation("same, norms by sums", released_lean, _released_claim),
-    "op_sdpa": operation("softmax, fused", fused_softmax, plain_softmax),
-    "op_softmax": operation("softmax, plain", plain_softmax, fused_softmax, (2, 3)),
+    "op_softpp": operation("SOFT++", softpp),
+    "op_released": operation("released formula", released),
+    "op_released_lean": operation(
+        "same, norms by sums", partial(released, distances=distances_by_sums)
+    ),
+    "op_sdpa": operation("softmax, fused", fused_softmax),
+    "op_softmax": operation("softmax, plain", plain_softmax, (2, 3)),
 }
 
 
@@ -149,16 +134,15 @@ OPERATIONS: dict[str, Contestant] = {
 Build = Callable[[Case], nn.Module]
 
 
-def _ready_layers(build: Build, case: Case, setting: Setting) -> Ready:
+def _ready_layers(build: Build, case: Case) -> Ready:
     """One layer, or several with residual connections.
 
     The backward pass through several layers stops after the last, when memory is largest.
     """
     torch.manual_seed(0)
-    dtype = getattr(torch, setting.dtype)
-    layers = [build(case).to(setting.device, dtype) for _ in range(case.layers)]
-    generator = torch.Generator().manual_seed(0)
-    x = setting.tensor(case.batch, case.n, case.dim, generator=generator).requires_grad_()
+    (x,) = case.tensors(1, case.batch, case.n, case.dim)
+    layers = [build(case).to(x) for _ in range(case.layers)]
+    x.requires_grad_()
 
     def call() -> Tensor:
         if len(layers) == 1:
@@ -195,25 +179,8 @@ def own_layer(name: str) -> Contestant:
             max_size=(case.n,), bucket=case.m,
         )  # fmt: skip
 
-    ready = partial(_ready_layers, build)
-    if name not in claims.LAYERS:
-        return Contestant(name, ready, partial(_battery_error, name))
-    return Contestant(
-        TITLES[name],
-        ready,
-        partial(claims.layer_error, name),
-        claims.LAYERS[name].tolerance,
-        matrices=(2, 4) if name == "gaussian" else (0, 0),
-    )
-
-
-def _battery_error(name: str) -> float:
-    """0 if a user's attention passes the tests that need no formula of it."""
-    battery = type("Battery", (AttentionBattery,), {"name": name})()
-    battery.test_values_enter_linearly()
-    battery.test_batch_mates_change_nothing()
-    battery.test_gradients_are_those_of_differences()
-    return 0.0
+    matrices = (2, 4) if name == "gaussian" else (0, 0)
+    return Contestant(TITLES.get(name, name), partial(_ready_layers, build), matrices)
 
 
 class PlainSoftmax(SoftmaxAttention):
@@ -227,15 +194,6 @@ def _plain_transformer(case: Case) -> nn.Module:
     return PlainSoftmax(case.dim, case.heads, ndim=1, tie_qk=False)
 
 
-def _plain_error() -> float:
-    torch.manual_seed(0)
-    layer = _plain_transformer(Case(1, 2, 32, d=8)).double()
-    fused = SoftmaxAttention(16, 2, ndim=1, tie_qk=False).double()
-    fused.load_state_dict(layer.state_dict())
-    x = torch.randn(1, 32, 16, dtype=torch.float64)
-    return claims.relative_error(layer(x), fused(x))
-
-
 def _pooled_reduction(case: Case) -> nn.Module:
     """Spatial reduction in PVTv2's linear form: of averages, whose projections cost little."""
     return build_attention(
@@ -245,84 +203,46 @@ def _pooled_reduction(case: Case) -> nn.Module:
 
 VARIANTS: dict[str, Contestant] = {
     "softmax_plain": Contestant(
-        "Transformer, plain",
-        partial(_ready_layers, _plain_transformer),
-        _plain_error,
-        matrices=(2, 3),
+        "Transformer, plain", partial(_ready_layers, _plain_transformer), (2, 3)
     ),
     "spatial_reduction_pooled": Contestant(
-        "spatial reduction, pooled",
-        partial(_ready_layers, _pooled_reduction),
-        partial(claims.layer_error, "spatial_reduction"),
+        "spatial reduction, pooled", partial(_ready_layers, _pooled_reduction)
     ),
 }
 """Layers of this package in another form."""
 
 
-def package(title: str, module: str, build: Callable[[Any, Case], nn.Module]) -> Contestant:
+def package(name: str, layer: str, options: Callable[[Case], dict[str, Any]]) -> Contestant:
     """A layer of another package, which is imported when it is needed."""
+    module = name.replace("-", "_")
 
-    def imported(case: Case) -> nn.Module:
-        return build(_imported(title, module), case)
+    def build(case: Case) -> nn.Module:
+        with needs("peers", "comparing with packages"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # performer-pytorch: distutils
+            found = importlib.import_module(module)
+        return getattr(found, layer)(case.dim, heads=case.heads, **options(case))
 
-    def error() -> float:
-        torch.manual_seed(0)
-        case = Case(1, 1, 32, m=8, d=8)
-        layer = imported(case).double().eval()
-        x = torch.randn(1, case.n, case.dim, dtype=torch.float64)
-        return claims.relative_error(layer(x), claims.PACKAGES[module](layer, x))
-
-    return Contestant(title, partial(_ready_layers, imported), error)
-
-
-def _imported(title: str, module: str) -> Any:
-    try:
-        with warnings.catch_warnings():  # performer-pytorch imports distutils
-            warnings.simplefilter("ignore", DeprecationWarning)
-            return importlib.import_module(module)
-    except ModuleNotFoundError:
-        raise UserError(
-            f"{title} is not installed; install it with: pip install 'softmaxfree[peers]'"
-        ) from None
-
-
-def _linformer(linformer: Any, case: Case) -> nn.Module:
-    return linformer.LinformerSelfAttention(case.dim, case.n, k=case.m, heads=case.heads)
-
-
-def _nystrom(nystrom_attention: Any, case: Case) -> nn.Module:
-    return nystrom_attention.NystromAttention(
-        case.dim, dim_head=case.d, heads=case.heads, num_landmarks=case.m, residual=False
-    )
-
-
-def _performer(performer_pytorch: Any, case: Case) -> nn.Module:
-    return performer_pytorch.SelfAttention(case.dim, heads=case.heads, dim_head=case.d)
-
-
-def _reformer(reformer_pytorch: Any, case: Case) -> nn.Module:
-    # As many rounds as this package's Reformer; one where a formula checks it.
-    rounds = 4 if case.heads > 1 else 1
-    bucket = case.m if case.heads > 1 else case.n // 2
-    return reformer_pytorch.LSHSelfAttention(
-        case.dim, heads=case.heads, bucket_size=bucket, n_hashes=rounds
-    )
+    return Contestant(f"{name}, package", partial(_ready_layers, build))
 
 
 PACKAGES: dict[str, Contestant] = {
-    "linformer_package": package("linformer, package", "linformer", _linformer),
-    "nystrom_attention": package("nystrom-attention, package", "nystrom_attention", _nystrom),
-    "performer_pytorch": package("performer-pytorch, package", "performer_pytorch", _performer),
-    "reformer_pytorch": package("reformer-pytorch, package", "reformer_pytorch", _reformer),
+    "linformer_package": package(
+        "linformer", "LinformerSelfAttention", lambda case: {"seq_len": case.n, "k": case.m}
+    ),
+    "nystrom_attention": package(
+        "nystrom-attention",
+        "NystromAttention",
+        lambda case: {"dim_head": case.d, "num_landmarks": case.m, "residual": False},
+    ),
+    "performer_pytorch": package(
+        "performer-pytorch", "SelfAttention", lambda case: {"dim_head": case.d}
+    ),
+    "reformer_pytorch": package(  # as many rounds as this package's
+        "reformer-pytorch",
+        "LSHSelfAttention",
+        lambda case: {"bucket_size": case.m, "n_hashes": 4},
+    ),
 }
-
-RELEASED = "released"
-"""The name under which models know the released formula; it is not measured as a layer."""
-
-
-def layer_names() -> list[str]:
-    """All registered attentions, those of users included."""
-    return [name for name in ATTENTIONS if name != RELEASED]
 
 
 def find(name: str) -> Contestant:
@@ -336,34 +256,36 @@ def find(name: str) -> Contestant:
     return others[name]
 
 
-def verify(names: list[str]) -> None:
-    """Raises RuntimeError if a contestant does not compute what it claims."""
+def checked(names: list[str] | None) -> list[str]:
+    """The contestants of a benchmark, all layers if none are named.
+
+    Raises UserError for one that is unknown or not installed, and RuntimeError for a user's
+    attention that fails a test which needs no formula of it.
+    """
+    names = names or [*ATTENTIONS, *VARIANTS, *PACKAGES]
     for name in names:
-        contestant = find(name)
-        try:
-            error = contestant.error()
-        except AssertionError as failure:
-            raise RuntimeError(
-                f"{contestant.title} fails a test that every attention must pass: {failure}; "
-                "see softmaxfree.testing.AttentionBattery"
-            ) from failure
-        if not error <= contestant.tolerance:
-            raise RuntimeError(f"{contestant.title} does not compute what it should: {error:.1e}")
-
-
-def verified(names: list[str] | None) -> list[str]:
-    """The contestants of a benchmark, all layers if none are named, once they are verified."""
-    names = names or [*layer_names(), *VARIANTS, *PACKAGES]
-    verify(names)
+        find(name).ready(Case(1, 1, 196))
+        if name in ATTENTIONS and name not in TITLES:
+            battery = type("Battery", (AttentionBattery,), {"name": name})()
+            try:
+                battery.test_values_enter_linearly()
+                battery.test_batch_mates_change_nothing()
+                battery.test_gradients_are_those_of_differences()
+            except AssertionError as failure:
+                raise RuntimeError(
+                    f"{name} fails a test that every attention must pass: {failure}; "
+                    "see softmaxfree.testing.AttentionBattery"
+                ) from failure
     return names
 
 
-def prepare(name: str, case: Case, kind: str, setting: Setting) -> Callable[[], None]:
+def prepare(name: str, case: Case, kind: str) -> Callable[[], None]:
     """The call that is measured: `forward`, or `training` with a backward pass."""
 
     def call(case: Case) -> Callable[[], None]:
-        ready = find(name).ready(case, setting)
+        ready = find(name).ready(case)
         return ready.forward if kind == "forward" else ready.training
 
-    call(Case(1, case.heads, 196, case.m, case.d))()  # loads libraries and their buffers
+    small = Case(1, case.heads, 196, case.m, case.d, device=case.device, dtype=case.dtype)
+    call(small)()  # loads libraries and their buffers
     return call(case)

@@ -9,14 +9,12 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from ...environment import command_line
 from ...models.build import BackboneConfig
 from ...models.cost import Cost, cost_of
 from ...models.detectors import build_detector
 from ..paper import BACKBONES, DETECTION
-from ..results import Note, Page, Table, number, publish, result
-from .image import GROWING, SWIN, image_table, parameters_of
-from .runner import Entry, Plan, Row, measure_in_turns, start
+from ..results import Column, Note, Page, Row, columns
+from .runner import GROWING, SWIN, Benchmark, Entry, image_table
 
 SIZE = (800, 1333)
 CLASSES = 80
@@ -41,19 +39,12 @@ landmark matrices. MB is the peak of a fresh process, libraries and weights incl
 "ratios" the number of landmarks grows with the image.
 
 Weights are untrained. Mask R-CNN sorts its proposals, suppresses those that overlap and passes
-1,000 of them through its box head: that is in the numbers. No class's score reaches the detectors'
-threshold of 0.05, and no object is found. What would follow depends on the weights and is not in
-the numbers: suppressing boxes of a class that overlap, and the masks of up to 100 objects."""
+1,000 of them through its box head: that is in the numbers. No object is found, so that
+suppressing boxes of a class and computing masks are not."""
 
 NOTES_ON_SIZES = """\
 "rest" is all but the body; beside it, the paper's detector less its classifier, both rounded.
-The paper's tiny is the released one of 13 M: the depths in its own table make 7 and 8 % more.
-Else the detectors here have 0.7 to 2.7 % fewer parameters, but tiny with Mask R-CNN 2.3 % more.
-Backbones are not the reason: as classifiers they have the paper's 13, 27, 48 and 85 M within
-rounding. Nor is the rest: with RetinaNet PVTv2-B1 and Swin-T have 23.7 and 38.5 M here, with Mask
-R-CNN 33.7 and 47.8 M; the paper prints 23 and 38, 33 and 48. It may be the last layer, 0.5 to 1 M,
-which a detector does not use and which is not built here: with it five of the eight figures are
-the paper's within rounding, and the others within 1.3 M."""
+[Detection](../docs/detection.md#what-was-measured) says where the differences may come from."""
 
 
 def bench_detection(threads: int = 1, out: Path = Path("results")) -> Row:
@@ -68,7 +59,7 @@ def bench_detection(threads: int = 1, out: Path = Path("results")) -> Row:
         threads: Threads to compute with; ratios are most reliable with 1.
         out: Folder for the results.
     """
-    start(threads)
+    bench = Benchmark(threads, out)
     entries = [
         Entry(
             {"title": title, "detector": name, "backbone": body, "options": options}
@@ -79,23 +70,20 @@ def bench_detection(threads: int = 1, out: Path = Path("results")) -> Row:
         for name in DETECTORS
         for title, body, options in BODIES
     ]
-    measure_in_turns(entries, "inference", Plan(REPEATS, memory="process"))
-    content = result(command_line(), [entry.row for entry in entries], parameters=sizes())
-    return publish(out / "detection", content, page)
+    rows = bench.measure(entries, "inference", REPEATS, memory="process")
+    return bench.publish("detection", rows, page, parameters=sizes())
 
 
-def build(name: str, backbone: str, options: dict[str, Any], size: tuple[int, int]) -> nn.Module:
-    """A detector that leaves images of that size as they are, except for padding."""
+def prepare_detector(
+    name: str, backbone: str, options: dict[str, Any], size: tuple[int, int]
+) -> partial[Row]:
+    """A pass of one image of noise, which is padded, but neither made larger nor smaller."""
     torch.manual_seed(0)
     low, high = min(size), max(size)
     body = BackboneConfig(backbone, options=options)
     detector = build_detector(name, CLASSES, body, min_size=low, max_size=high)
-    return detector.eval()
-
-
-def image(size: tuple[int, int]) -> Tensor:
-    """Noise in [0, 1], always the same."""
-    return torch.rand(3, *size, generator=torch.Generator().manual_seed(0))
+    picture = torch.rand(3, *size, generator=torch.Generator().manual_seed(0))
+    return partial(detect, detector.eval(), picture)
 
 
 def detect(model: nn.Module, picture: Tensor) -> Row:
@@ -105,12 +93,6 @@ def detect(model: nn.Module, picture: Tensor) -> Row:
     return {"objects": len(found["boxes"])}
 
 
-def prepare_detector(
-    name: str, backbone: str, options: dict[str, Any], size: tuple[int, int]
-) -> partial[Row]:
-    return partial(detect, build(name, backbone, options, size), image(size))
-
-
 def cost_of_detecting(call: partial[Row]) -> Cost:
     model, picture = call.args
     return cost_of(model, [picture])
@@ -118,6 +100,10 @@ def cost_of_detecting(call: partial[Row]) -> Cost:
 
 def sizes() -> list[Row]:
     """Parameters of the detectors, and of their backbones with the classifier and without it."""
+
+    def parameters(model: Any) -> int:
+        return sum(parameter.numel() for parameter in model.parameters())
+
     printed = [
         (detector, backbone, row.parameters_m)
         for detector, rows in DETECTION.items()
@@ -133,44 +119,39 @@ def sizes() -> list[Row]:
             {
                 "detector": detector,
                 "backbone": backbone,
-                "parameters": parameters_of(model),
+                "parameters": parameters(model),
                 "paper_m": paper,
-                "body": parameters_of(model.backbone.body),  # type: ignore[union-attr,arg-type]
-                "classification": parameters_of(classifier),
+                "body": parameters(model.backbone.body),  # type: ignore[union-attr]
+                "classification": parameters(classifier),
                 "paper_classification_m": BACKBONES[backbone].parameters_m,
             }
         )
     return rows
 
 
-def size_table(rows: list[Row]) -> Table:
-    lines = []
-    for row in rows:
-        rest = row["parameters"] - row["body"]
-        lines.append(
-            [
-                DETECTORS[row["detector"]],
-                row["backbone"],
-                number(row["parameters"], 2, 1e6),
-                str(row["paper_m"]),
-                number(row["body"], 2, 1e6),
-                number(rest, 2, 1e6),
-                f"{row['paper_m'] - row['paper_classification_m']:g}",
-                number(rest + row["classification"], 2, 1e6),
-            ]
-        )
-    header = ["detector", "backbone", "M params", "paper", "body", "rest", "paper"]
-    return Table([*header, "with classifier"], lines, 2)
-
-
 def page(content: Row) -> Page:
+    def rest(row: Row) -> int:
+        count: int = row["parameters"] - row["body"]
+        return count
+
+    parameters = columns(
+        content["parameters"],
+        Column("detector", lambda row: DETECTORS[row["detector"]]),
+        Column("backbone", "backbone"),
+        Column("M params", "parameters", 2, 1e6),
+        Column("paper", "paper_m"),
+        Column("body", "body", 2, 1e6),
+        Column("rest", rest, 2, 1e6),
+        Column("paper", lambda row: row["paper_m"] - row["paper_classification_m"]),
+        Column("with classifier", lambda row: rest(row) + row["classification"], 2, 1e6),
+    )
     return Page(
         f"Detection: one image of {SIZE[0]} x {SIZE[1]} pixels",
         [
             image_table(content["rows"], "detector", DETECTORS),
             Note(NOTES),
             Note("## Parameters beside the paper's"),
-            size_table(content["parameters"]),
+            parameters,
             Note(NOTES_ON_SIZES),
         ],
     )

@@ -20,7 +20,7 @@ from ...ops import softmax_free_attention
 from ...ops.backends import native, torch_only
 from ...ops.inverse import INVERSES
 from ...threads import waiting
-from ..measure import time_interleaved
+from ..measure import noise, time_interleaved
 from ..results import table
 from .models import infer
 
@@ -45,14 +45,8 @@ def doctor(out: Path | None = None) -> None:
     found["load"] = os.getloadavg()[0] / (os.cpu_count() or 1)
     found["native"] = str(native.path()) if native.library() else None
     found["waiting"] = waiting()
-    parts: dict[str, Callable[[], Found]] = {
-        "errors": self_test,
-        "inverse_s": measure_inverses,
-        "threads_s": measure_threads,
-        "format_s": measure_formats,
-        "precision_s": measure_precisions,
-    }
-    for name, part in tqdm(parts.items(), desc="doctor", unit="part", leave=False):
+    found["errors"] = self_test()
+    for name, (_, part) in tqdm(MEASURED.items(), desc="doctor", unit="part", leave=False):
         found[name] = part()
     print(report(found))
     if out is not None:
@@ -73,8 +67,7 @@ def devices() -> list[str]:
 
 def self_test() -> Found:
     """Relative errors of result and gradients in float32 on every device, against float64."""
-    generator = torch.Generator().manual_seed(0)
-    inputs = [torch.randn(2, n, 32, generator=generator) for n in (400, 400, 49)]
+    inputs = noise(2, 849, 32).split((400, 400, 49), 1)
 
     def gradients(device: str, dtype: torch.dtype) -> list[Tensor]:
         q, v, landmarks = (x.to(device, dtype).requires_grad_() for x in inputs)
@@ -99,7 +92,7 @@ def self_test() -> Found:
 
 def measure_inverses() -> Found:
     """Seconds of 64 landmark matrices of 49 x 49, by device and method."""
-    x = torch.randn(64, 49, 32, generator=torch.Generator().manual_seed(0))
+    x = noise(64, 49, 32)
     a = torch.exp(-(torch.cdist(x, x) ** 2) / 12)
     found: Found = {}
     for device in devices():
@@ -116,7 +109,7 @@ def measure_threads() -> Found:
     """Seconds of a batch in inference by the number of threads: 1, 2, 4 ... and all cores."""
     before, cores = torch.get_num_threads(), os.cpu_count() or 1
     counts = sorted({min(2**i, cores) for i in range(cores.bit_length() + 1)})
-    model, images = _model(), _images()
+    model, images = _model(), noise(*IMAGES)
 
     def with_threads(count: int) -> None:
         torch.set_num_threads(count)
@@ -130,7 +123,7 @@ def measure_threads() -> Found:
 
 def measure_formats() -> Found:
     """Seconds of the first patch embedding by memory format."""
-    embed, images = _model().stages[0].embed, _images()
+    embed, images = _model().stages[0].embed, noise(*IMAGES)
     formats = {"channels-last": torch.channels_last, "default": torch.contiguous_format}
     calls = {
         name: partial(infer, embed, images.contiguous(memory_format=order))
@@ -142,7 +135,7 @@ def measure_formats() -> Found:
 def measure_precisions() -> Found:
     """Seconds of a batch in inference on the best device, in float32 and in mixed precision."""
     device = devices()[-1]
-    model, images = _model().to(device), _images().to(device)
+    model, images = _model().to(device), noise(*IMAGES).to(device)
 
     def mixed() -> None:
         with torch.autocast(device, torch.bfloat16):
@@ -156,38 +149,38 @@ def _model() -> Any:
     return timm.create_model(MODEL).eval()
 
 
-def _images() -> Tensor:
-    return torch.randn(IMAGES, generator=torch.Generator().manual_seed(0))
-
-
 def _best(calls: Mapping[str, Callable[[], object]], device: str = "cpu") -> Found:
     timings = time_interleaved(calls, repeats=3, seconds=3.0, device=device)
     return {name: timing.best for name, timing in timings.items()}
 
 
+MEASURED: dict[str, tuple[str, Callable[[], Found]]] = {
+    "inverse_s": ("64 inverses of 49 x 49", measure_inverses),
+    "threads_s": (f"{MODEL}, 4 images of 224, by threads", measure_threads),
+    "format_s": ("its first patch embedding, by memory format", measure_formats),
+    "precision_s": (f"{MODEL}, 4 images of 224, by precision", measure_precisions),
+}
+"""What is compared: the title of its table, and how it is measured."""
+
+
 def report(found: dict[str, Any]) -> str:
-    machine, installed = found["hardware"], found["versions"]
-    lines = [
-        ", ".join(f"{name} {number}" for name, number in installed.items()),
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['capability']}"
-        + (f"; {machine['gpu']}" if "gpu" in machine else "; no GPU"),
-        f"compiled code: {found['native']}"
-        if found["native"]
-        else "compiled code: not built; `softmaxfree build` makes it, if there is a C++ compiler",
-        f"waiting threads: {found['waiting']}",
-        "",
-    ]
+    machine, library = found["hardware"], found["native"]
+    missing = "not built; `softmaxfree build` makes it, if there is a C++ compiler"
     checks = [
         [name, f"{error:.1e}", "right" if error <= TOLERANCE else "WRONG"]
         for name, error in found["errors"].items()
     ]
-    lines += [table(["self-test, float32 against float64", "error", ""], checks), ""]
-    for key, title in (
-        ("inverse_s", "64 inverses of 49 x 49"),
-        ("threads_s", f"{MODEL}, 4 images of 224, by threads"),
-        ("format_s", "its first patch embedding, by memory format"),
-        ("precision_s", f"{MODEL}, 4 images of 224, by precision"),
-    ):
+    lines = [
+        ", ".join(f"{name} {number}" for name, number in found["versions"].items()),
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['capability']}; "
+        + machine.get("gpu", "no GPU"),
+        f"compiled code: {library or missing}",
+        f"waiting threads: {found['waiting']}",
+        "",
+        table(["self-test, float32 against float64", "error", ""], checks),
+        "",
+    ]
+    for key, (title, _) in MEASURED.items():
         best = min(found[key].values())
         rows = [
             [name, f"{seconds * 1e3:.1f}", "best" if seconds == best else f"x {seconds / best:.2f}"]
@@ -196,32 +189,27 @@ def report(found: dict[str, Any]) -> str:
         lines += [table([title, "ms", ""], rows), ""]
     if found["load"] > 0.3:
         lines += ["Other programs keep this machine busy: do not trust the times.", ""]
-    return "\n".join([*lines, "For this machine:", "", *advice(found)])
+    return "\n".join([*lines, "For this machine:", "", advice(found)])
 
 
-def advice(found: dict[str, Any]) -> list[str]:
+def advice(found: dict[str, Any]) -> str:
     """Lines for a shell, and for a file that `softmaxfree fit --config` takes."""
 
     def best(key: str) -> str:
         return min(found[key], key=found[key].__getitem__)
 
-    gpu = "gpu" in found["hardware"]
-    lines = [] if found["native"] else ["    softmaxfree build"]
-    lines += [
-        f"    export OMP_NUM_THREADS={best('threads_s')}",
-        "    export OMP_WAIT_POLICY=passive  # for programs of your own beside other busy ones;",
-        "                                    # commands of softmaxfree choose by themselves",
-        "",
-    ]
     device, method = best("inverse_s").split(", ")
     own = "cholesky" if device == "cpu" else "rescaled"  # what auto chooses there
-    return [
-        *lines,
-        "    trainer:",
-        f"      accelerator: {'gpu' if gpu else 'cpu'}",
-        f"      precision: {best('precision_s')}",
-        "    model:",
-        "      class_path: softmaxfree.tasks.Classification",
-        "      init_args:",
-        f"        options: {{inverse: {'auto' if method == own else method}}}",
-    ]
+    build = "" if found["native"] else "    softmaxfree build\n"
+    return f"""\
+{build}    export OMP_NUM_THREADS={best("threads_s")}
+    export OMP_WAIT_POLICY=passive  # for programs of your own beside other busy ones;
+                                    # commands of softmaxfree choose by themselves
+
+    trainer:
+      accelerator: {"gpu" if "gpu" in found["hardware"] else "cpu"}
+      precision: {best("precision_s")}
+    model:
+      class_path: softmaxfree.tasks.Classification
+      init_args:
+        options: {{inverse: {"auto" if method == own else method}}}"""

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from ..paper import BACKBONES, LANDMARKS, SAMPLERS, Row
-from ..results import Page, Table, number, publish, read, result
+from ..paper import BACKBONES, LANDMARKS, SAMPLERS
+from ..results import Column, Page, Row, columns, publish, read, result
 
 PACKAGE = Path(__file__).parents[2]
 
@@ -15,21 +15,9 @@ ABLATED = "soft_tiny_fudan"
 
 NOTES = """\
 G multiply-adds are those of one image, without the inverses of the landmark matrices, as the
-paper counts, and with them. `auto` inverts by a Cholesky factorisation; the 20 Newton steps of
-`damped` and `backtrack`, with which the released weights were trained, cost eighty times as much.
-
-weights: what follows the model's name for a trained one, as in softpp_nano.cifar10.
-
-small, medium, large: the journal's table with softmax-free attention in stage 4 and a stem of
-  width 32 fits the paper's figures best; its "64/128/256/512-d" beside the convolutions does not.
-tiny: the table's depths (2, 2, 5, 2) make 14.9 M. The 13 M and 1.9 G of the paper are those of
-  the released tiny (1, 2, 3, 2): tiny_fudan.
-fudan: as the authors' code builds them, with softmax in stage 4. Their README's 24 M and 3.3 G
-  for small are of depths (1, 3, 7, 4), which the code does not build. The paper has no others.
-sampler, num_landmarks: the paper's ablations, on the released tiny.
-nano, vit: have no figures in the paper. nano is measured at 32 x 32. softx is not in it: SOFT++
-  with what gained in short runs at equal cost.
-SOFT and SOFT++ differ in nothing that is counted here but the inverse of the fudan models."""
+paper counts, and with them. nano is measured at 32 x 32. weights: what follows the model's name
+for a trained one, as in softpp_nano.cifar10. Where these figures differ from the paper's, and why:
+docs/backbones.md."""
 
 
 def models(out: Path | None = None) -> Row:
@@ -110,30 +98,25 @@ def _row(name: str, arguments: dict[str, Any], paper: Row) -> Row:
 
 
 def page(content: Row) -> Page:
-    header = [
-        "model", "inverse", "weights", "params M", "paper", "G mult-adds", "+ inverse", "paper"
-    ]  # fmt: skip
-    lines = [
-        [
-            " ".join([row["model"], *(f"{k}={v}" for k, v in row["arguments"].items())]),
-            row["inverse"],
-            "" if row["arguments"] else ", ".join(_tags(row["model"])),
-            number(row["parameters"], 2, 1e6),
-            _as_printed(row["paper_parameters_m"]),
-            number(row["multiply_adds"] - row["inverse_multiply_adds"], 3, 1e9),
-            number(row["multiply_adds"], 3, 1e9),
-            _as_printed(row["paper_multiply_adds_g"]),
-        ]
-        for row in content["rows"]
-    ]
-    return Page("Models", [Table(header, lines, 3), NOTES])
+    table = columns(
+        content["rows"],
+        Column("model", _title),
+        Column("inverse", "inverse"),
+        Column("weights", _tags),
+        Column("params M", "parameters", 2, 1e6),
+        Column("paper", "paper_parameters_m"),
+        Column("G mult-adds", lambda x: x["multiply_adds"] - x["inverse_multiply_adds"], 3, 1e9),
+        Column("+ inverse", "multiply_adds", 3, 1e9),
+        Column("paper", "paper_multiply_adds_g"),
+    )
+    return Page("Models", [table, NOTES])
 
 
-def _tags(name: str) -> list[str]:
+def _tags(row: Row) -> str:
     """The trained weights of a model that are in this installation, such as cifar10."""
-    files = (PACKAGE / "weights").glob(f"{name}.*.safetensors")
-    return sorted(path.name.split(".")[1] for path in files)
+    files = [] if row["arguments"] else (PACKAGE / "weights").glob(f"{row['model']}.*.safetensors")
+    return ", ".join(sorted(path.name.split(".")[1] for path in files))
 
 
-def _as_printed(value: float | None) -> str:
-    return "" if value is None else f"{value:g}"
+def _title(row: Row) -> str:
+    return " ".join([row["model"], *(f"{k}={v}" for k, v in row["arguments"].items())])

@@ -2,7 +2,7 @@
 
 import json
 import statistics
-from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -13,8 +13,7 @@ from ...imports import Names, import_modules, listed, needs
 from ...layers.registry import attention_class
 from ..measure import check_machine
 from ..paper import LRA
-from ..results import Note, Page, Table, number, publish, result
-from .runner import Row
+from ..results import Column, Note, Page, Row, Table, columns, publish, result
 from .trained import TrainedRun, config, train_all
 
 with needs("train"):
@@ -173,69 +172,49 @@ Scores are of the last weights on held-out samples; ± is half the range of the 
 are of the whole benchmark, on far more steps: they are beside ours to be looked at, not to be
 compared. Among ours all that differs within a task is the attention. Times are of runs that may
 have had neighbours on the machine, so that `softmaxfree bench sequences` compares them better.
-Memory is the largest of the process, libraries included."""
-    return Page(
-        "Long Range Arena", [*tables(content), Note("\n".join(settings(content))), Note(note)]
-    )
+Memory is the largest of the process, libraries included. Without a number of samples all are used;
+minutes are those of the longest run."""
+    return Page("Long Range Arena", [*tables(content), settings(content), Note(note)])
 
 
 def tables(content: Row) -> list[Table]:
-    """Accuracies beside the paper's, then time and memory of a step."""
+    """Accuracies beside the paper's, then time and memory of a step; the best comes first."""
     rows = content["rows"]
     tasks = [task for task in TASKS if any(row["task"] == task for row in rows)]
-
-    def found(attention: str, task: str, quantity: str) -> list[float]:
-        return [
-            row[quantity] for row in rows if (row["attention"], row["task"]) == (attention, task)
-        ]
-
-    def least(attention: str, quantity: str, unit: float) -> list[str]:
-        values = [found(attention, task, quantity) for task in tasks]
-        return [number(min(x, default=None), 0, unit, "-") for x in values]
-
-    def average(attention: str) -> float | None:
-        values = [found(attention, task, "accuracy") for task in tasks]
-        return 100 * statistics.fmean(map(statistics.fmean, values)) if all(values) else None
-
-    accuracies, costs = [], []
-    attentions = dict.fromkeys(row["attention"] for row in rows)
-    for name in sorted(attentions, key=lambda name: average(name) or 0, reverse=True):
-        line = [name]
+    lines = []
+    for name in dict.fromkeys(row["attention"] for row in rows):
+        line: Row = {"attention": name}
+        means = []
         for task in tasks:
-            paper = LRA.get(name, {}).get(task)
-            line += [_accuracy(found(name, task, "accuracy")), number(paper, 1, missing="-")]
-        accuracies.append([*line, number(average(name), 1, missing="-")])
-        costs.append([name, *least(name, "step_s", 1e-3), *least(name, "peak_bytes", 1e6)])
-    columns = [title for task in tasks for title in (task, "paper")]
-    units = [f"{task} {unit}" for unit in ("ms", "MB") for task in tasks]
+            own = [row for row in rows if (row["attention"], row["task"]) == (name, task)]
+            accuracies = [100 * row["accuracy"] for row in own]
+            means += [statistics.fmean(accuracies)] if own else []
+            spread = f"±{(max(accuracies) - min(accuracies)) / 2:.1f}" if len(own) > 1 else ""
+            line[task] = f"{means[-1]:.1f}{spread}" if own else "-"
+            line[f"{task} paper"] = LRA.get(name, {}).get(task, "-")
+            line[f"{task} ms"] = min((row["step_s"] for row in own), default="-")
+            line[f"{task} MB"] = min((row["peak_bytes"] for row in own), default="-")
+        line["mean"] = statistics.fmean(means) if len(means) == len(tasks) else "-"
+        lines.append(line)
+    lines.sort(key=lambda line: 0 if line["mean"] == "-" else -line["mean"])
+    scores = [(Column(task, task, 1), Column("paper", f"{task} paper", 1)) for task in tasks]
+    times = [Column(f"{task} ms", f"{task} ms", 0, 1e-3) for task in tasks]
+    memory = [Column(f"{task} MB", f"{task} MB", 0, 1e6) for task in tasks]
+    mean = Column("mean", "mean", 1)
     return [
-        Table(["accuracy, %", *columns, "mean"], accuracies),
-        Table(["a step", *units], costs),
+        columns(lines, Column("accuracy, %", "attention"), *chain(*scores), mean),
+        columns(lines, Column("a step", "attention"), *times, *memory),
     ]
 
 
-def _accuracy(values: list[float]) -> str:
-    """The mean over seeds in per cent; with several seeds, half their range too."""
-    if not values:
-        return "-"
-    spread = 50 * (max(values) - min(values))
-    return f"{100 * statistics.fmean(values):.1f}" + (f"±{spread:.1f}" if len(values) > 1 else "")
-
-
-def settings(content: Row) -> Iterator[str]:
-    """How each task was trained, a line each."""
+def settings(content: Row) -> Table:
+    """How each task was trained."""
+    lines = []
     for task in TASKS:
-        rows = [row for row in content["rows"] if row["task"] == task]
-        if not rows:
-            continue
-        setting = rows[0]["setting"]
-        seeds = sorted({row["seed"] for row in rows})
-        of = {name: setting[name] or "all" for name in ("train_samples", "val_samples")}
-        yield (
-            f"- {task}: {setting['steps']} steps of {setting['batch_size']} samples out of "
-            f"{of['train_samples']}, up to {setting['length']} tokens, learning rate "
-            f"{setting['lr']:g}, scored on {of['val_samples']}; "
-            f"seeds {', '.join(map(str, seeds))}; "
-            f"threads: {setting['threads']}; at most {max(row['minutes'] for row in rows):.1f} "
-            f"minutes a run."
-        )
+        if rows := [row for row in content["rows"] if row["task"] == task]:
+            seeds = ", ".join(map(str, sorted({row["seed"] for row in rows})))
+            minutes = f"{max(row['minutes'] for row in rows):.1f}"
+            lines.append(rows[0]["setting"] | {"task": task, "seeds": seeds, "minutes": minutes})
+    names = ["task", "steps", "batch_size", "length", "train_samples", "val_samples", "lr"]
+    names += ["threads", "seeds", "minutes"]
+    return columns(lines, *(Column(name.replace("_", " "), name) for name in names))

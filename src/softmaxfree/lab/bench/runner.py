@@ -1,52 +1,34 @@
-"""What all benchmarks share: the start of a command, contestants in turns, tables over n."""
+"""What all benchmarks share: their options, contestants in turns, two kinds of table."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tqdm import tqdm
 
-from ...environment import largest_memory
+from ...environment import command_line, largest_memory
 from ...imports import Names, import_modules
 from ...models.cost import Cost
-from ..measure import (
-    Timing,
-    check_machine,
-    exponent,
-    in_fresh_process,
-    peak_memory,
-    time_interleaved,
-)
-from ..results import Table, number, read
+from ..measure import check_machine, exponent, in_fresh_process, peak_memory, time_interleaved
+from ..results import THREE, Column, Page, Row, Table, columns, publish, read, result
 
-Row = dict[str, Any]
 Call = Callable[[], object]
+Device = Literal["cpu", "cuda"]
 CANNOT_RUN = (ValueError, TypeError, AssertionError, RuntimeError)
-
-
-def start(
-    threads: int, device: str = "cpu", modules: Names = None, against: Path | None = None
-) -> Row | None:
-    """Begins a benchmark: sets the threads, imports modules, reads the result to compare with.
-
-    That one is read first, as the new result may overwrite its file.
-    """
-    check_machine(threads, device)
-    earlier = None if against is None else read(against)
-    import_modules(modules)
-    torch.set_num_threads(threads)
-    return earlier
+SWIN = "Swin-T"
+GROWING = {"ratios": [8, 4, 2, 1]}
+"""Options with which the number of landmarks grows with the image, as in the released models."""
 
 
 @dataclass(frozen=True)
 class Entry:
     """A contestant at one size.
 
-    row: Fields that name it in the results; `measure_in_turns` adds its numbers.
+    row: Fields that name it in the results; `Benchmark.measure` adds its numbers.
     prepare: Returns the call to measure, here or in a fresh process: a partial of a function of a
         module, so that it can be sent there.
     count: Returns what a call that was prepared costs; not counted without it.
@@ -59,105 +41,124 @@ class Entry:
     obstacle: str = ""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How entries are measured.
+class Benchmark:
+    """Contestants that take turns on this machine, and the files of their result.
 
-    repeats: Rounds of turns; with 0 nothing is timed.
-    seconds: After so long an entry gets no further turn.
-    memory: "call" measures memory beyond what a process has before the call, "process" all memory
-        of a process, libraries and weights included; not measured if empty.
+    A command passes its `**options` on to it, so that these are options of the command as well.
+
+    Args:
+        threads: Threads to compute with; ratios are most reliable with 1.
+        out: Folder for the results.
+        modules: Python modules to import first, which register attentions of your own.
+        device: Device to compute on.
+        against: A .json file of an earlier run to compare with.
     """
 
-    repeats: int
-    seconds: float = math.inf
-    memory: str = ""
-    device: str = "cpu"
-    modules: Names = None
+    def __init__(
+        self,
+        threads: int = 1,
+        out: Path = Path("results"),
+        modules: Names = None,
+        device: Device = "cpu",
+        against: Path | None = None,
+    ) -> None:
+        check_machine(threads, device)
+        self.earlier = None if against is None else read(against)  # may be written over at the end
+        import_modules(modules)
+        torch.set_num_threads(threads)
+        self.out, self.modules, self.device = out, modules, device
 
+    def measure(
+        self,
+        entries: Sequence[Entry],
+        kind: str,
+        repeats: int,
+        seconds: float = math.inf,
+        memory: str = "",
+        note: str = "note",
+    ) -> list[Row]:
+        """Adds cost, memory and time to the rows of entries that take turns, and returns the rows.
 
-def measure_in_turns(
-    entries: Sequence[Entry],
-    kind: str,
-    plan: Plan,
-    note: str = "note",
-    beside: dict[str, Call] | None = None,
-) -> dict[str, Timing]:
-    """Adds cost, memory and time to the rows of entries that take turns.
+        The fields are `{kind}_bytes`, `{kind}_s` and `{kind}_median_s`. If a call returns a
+        dictionary, that is added too. An entry that cannot run gets the reason as its note instead.
 
-    The fields are `{kind}_bytes`, `{kind}_s` and `{kind}_median_s`. If a call returns a dictionary,
-    that is added too. An entry that cannot run gets the reason as its `note` instead.
-
-    Returns:
-        Timings of the calls `beside`, which take turns with the entries.
-    """
-    calls: dict[str, Call] = dict(beside or {})
-    progress = tqdm(entries, desc=kind, unit="model", leave=False, disable=len(entries) == 1)
-    for position, entry in enumerate(progress):
-        row = entry.row
-        if entry.obstacle:
-            row[note] = entry.obstacle
-            continue
-        try:
-            call = entry.prepare() if plan.repeats else None
-            row |= {} if entry.count is None else _counted(entry.count(call))
-        except CANNOT_RUN as error:
-            row[note] = f"cannot run: {str(error).splitlines()[0]}"
-            continue
-        if plan.memory:
-            found = in_fresh_process(
-                memory_of_call, entry.prepare, plan, torch.get_num_threads(),
-                module=entry.prepare.func.__module__,
-            )  # fmt: skip
-            row[f"{kind}_bytes"] = None if found is None else found[0]
-            if found is None:
-                row[note] = "out of memory"
+        Args:
+            entries: Contestants.
+            kind: What the calls do, such as `inference`.
+            repeats: Rounds of turns; with 0 nothing is timed.
+            seconds: After so long an entry gets no further turn.
+            memory: "call" measures memory beyond what a process has before the call, "process" all
+                memory of a process, libraries and weights included; not measured if empty.
+            note: The field for the reason.
+        """
+        calls: dict[str, Call] = {}
+        progress = tqdm(entries, desc=kind, unit="model", leave=False, disable=len(entries) == 1)
+        for position, entry in enumerate(progress):
+            row = entry.row
+            if entry.obstacle:
+                row[note] = entry.obstacle
                 continue
-            row |= found[1]
-        if call is not None:
-            calls[str(position)] = call
-    timings = time_interleaved(calls, plan.repeats, plan.seconds, plan.device)
-    others = {name: timings.pop(name) for name in beside or {}}
-    for key, timing in timings.items():
-        row = entries[int(key)].row
-        row[f"{kind}_s"], row[f"{kind}_median_s"] = timing.best, timing.median
-    return others
+            try:
+                call = entry.prepare() if repeats else None
+                if entry.count is not None:
+                    cost = entry.count(call)
+                    row |= {"parameters": cost.parameters, "multiply_adds": cost.multiply_adds}
+                    row["inverse_multiply_adds"] = cost.inverse
+            except CANNOT_RUN as error:
+                row[note] = f"cannot run: {str(error).splitlines()[0]}"
+                continue
+            if memory:
+                found = in_fresh_process(
+                    memory_of_call, entry.prepare, memory, self.device, self.modules,
+                    torch.get_num_threads(), module=entry.prepare.func.__module__,
+                )  # fmt: skip
+                row[f"{kind}_bytes"] = None if found is None else found[0]
+                if found is None:
+                    row[note] = "out of memory"
+                    continue
+                row |= found[1]
+            if call is not None:
+                calls[str(position)] = call
+        for key, timing in time_interleaved(calls, repeats, seconds, self.device).items():
+            row = entries[int(key)].row
+            row[f"{kind}_s"], row[f"{kind}_median_s"] = timing.best, timing.median
+        return [entry.row for entry in entries]
+
+    def publish(
+        self,
+        name: str,
+        rows: list[Row],
+        page: Callable[[Row], Page],
+        draw: Callable[[Row, Path], None] | None = None,
+        same: Sequence[str] = (),
+        **more: Any,
+    ) -> Row:
+        """Prints and writes the result, see `results.publish`; `more` are further fields of it."""
+        content = result(command_line(), rows, **more)
+        return publish(self.out / name, content, page, draw, self.earlier, same)
 
 
-def _counted(cost: Cost) -> Row:
-    return {
-        "parameters": cost.parameters,
-        "multiply_adds": cost.multiply_adds,
-        "inverse_multiply_adds": cost.inverse,
-    }
-
-
-def memory_of_call(prepare: Callable[[], Call], plan: Plan, threads: int) -> tuple[int, Row]:
+def memory_of_call(
+    prepare: Callable[[], Call], memory: str, device: str, modules: Names, threads: int
+) -> tuple[int, Row]:
     """Runs in a fresh process: bytes of a call at its peak, and what it says of its outcome."""
     torch.set_num_threads(threads)
-    import_modules(plan.modules)
+    import_modules(modules)
     call = prepare()
-    if plan.memory == "call":
-        return peak_memory(call, plan.device), {}
+    if memory == "call":
+        return peak_memory(call, device), {}
     outcome = call()
-    cuda = plan.device == "cuda"
-    taken = torch.cuda.max_memory_allocated() if cuda else largest_memory()
+    taken = torch.cuda.max_memory_allocated() if device == "cuda" else largest_memory()
     return taken, outcome if isinstance(outcome, dict) else {}
 
 
 def too_slow(
     rows: list[Row], row: Row, same: str, size: str, kind: str, longest: float, power: int = 2
 ) -> str:
-    """Why a row is not measured: a call would take too long, if its time is quadratic.
+    """Why a row is not measured: its call would take longer than `longest` seconds.
 
-    Args:
-        rows: Those measured before.
-        row: The one that comes next.
-        same: The field that names a contestant.
-        size: The field with the number of tokens, or with the side of an image.
-        kind: Whose `{kind}_s` is looked at.
-        longest: Seconds that a call may take.
-        power: Of the size that time is assumed to grow with: 2 for tokens, 4 for a side.
+    Its time is extrapolated from the rows measured before, of the same contestant: it grows with
+    the size, a number of tokens, to the power 2, or with the side of an image to the power 4.
     """
     seconds = [
         before[f"{kind}_s"] * (row[size] / before[size]) ** power
@@ -182,27 +183,66 @@ def exponents(rows: list[Row], *quantities: str) -> dict[str, dict[str, float]]:
     return found
 
 
-def over_n(content: Row, heading: str, quantity: str, unit: float) -> Table:
-    """A quantity by contestant and number of tokens, with the exponent of its growth."""
-    values = {(row["contestant"], row["n"]): row.get(quantity) for row in content["rows"]}
-    sizes = list(dict.fromkeys(n for _, n in values))
-    lines = []
-    for name, title in content["titles"].items():
-        growth = content["exponents"].get(name, {}).get(quantity)
-        cells = [significant(values[name, n], unit) for n in sizes]
-        lines.append([title, *cells, number(growth, 2)])
-    return Table([heading, *map(str, sizes), "~ n^"], lines)
+def by_case(content: Row, heading: str, quantity: str, unit: float, ours: str = "") -> Table:
+    """A quantity by contestant and case, with the exponent of its growth with n.
+
+    With `ours`, values are multiples of that contestant's.
+    """
+    case = "{n}" if only_n_differs(content["rows"]) else "{batch} x {heads} x {n}"
+    values = {(row["contestant"], case.format(**row)): row.get(quantity) for row in content["rows"]}
+    growth = {} if ours else content["exponents"]
+
+    def at(where: str) -> Column:
+        own = values.get((ours, where)) if ours else unit
+
+        def value(row: Row) -> float | str:
+            found = values[row["name"], where]
+            return found / own if found and own else "-"
+
+        return Column(where, value, 2 if ours else THREE)
+
+    return columns(
+        [
+            {"name": name, "title": title}
+            for name, title in content["titles"].items()
+            if name != ours
+        ],
+        Column(heading, "title"),
+        *(at(where) for where in dict.fromkeys(where for _, where in values)),
+        Column("~ n^", lambda row: growth.get(row["name"], {}).get(quantity), 2),
+    )
 
 
-def significant(value: float | None, unit: float) -> str:
-    """A number in a unit, with a decimal below 100."""
-    return number(value, 1 if value and value < 100 * unit else 0, unit, "-")
+def only_n_differs(rows: list[Row]) -> bool:
+    return len({(row["batch"], row["heads"]) for row in rows}) == 1
 
 
-def notes(content: Row, key: str = "note", kind: str = "") -> list[str]:
+def notes(content: Row, key: str = "note", kind: str = "") -> str:
     """Why contestants have no numbers, a line each."""
-    return [
+    return "\n".join(
         f"{content['titles'][row['contestant']]}{kind}, n = {row['n']}: {row[key]}"
         for row in content["rows"]
         if key in row
-    ]
+    )
+
+
+def image_table(rows: list[Row], group: str, names: Mapping[str, str]) -> Table:
+    """Models on one large image, with the time as a multiple of Swin-T's in the same group.
+
+    Args:
+        rows: As measured.
+        group: Field of the rows, and heading of the first column.
+        names: What the table calls the values of that field.
+    """
+    swin = {row[group]: row for row in rows if row["title"] == SWIN}
+    return columns(
+        rows,
+        Column(group, lambda row: names[row[group]]),
+        Column("backbone", "title"),
+        Column("M params", "parameters", 1, 1e6),
+        Column("G m-adds", "multiply_adds", 1, 1e9),
+        Column("inverse", "inverse_multiply_adds", 1, 1e9),
+        Column("s", "inference_s", 2),
+        Column(f"/ {SWIN}", lambda x: x["inference_s"] / swin[x[group]]["inference_s"], 2),
+        Column("MB", "inference_bytes", 0, 1e6),
+    )

@@ -1,5 +1,6 @@
 """`softmaxfree bench segmentation`: UperNet's cost beside the paper's, and one large image."""
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -9,7 +10,6 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ...environment import command_line
 from ...imports import needs
 from ...layers.attention import SoftmaxFreeAttention
 from ...layers.multihead import Layout
@@ -17,9 +17,8 @@ from ...models.build import BackboneConfig
 from ...models.cost import Cost, cost_of
 from ...models.segmenters import Segmenter, build_segmenter
 from ..paper import SEGMENTATION
-from ..results import Note, Page, Table, number, publish, result
-from .image import GROWING, SWIN, image_table
-from .runner import Call, Entry, Plan, Row, measure_in_turns, start
+from ..results import Column, Note, Page, Row, Table, columns
+from .runner import GROWING, SWIN, Benchmark, Call, Entry, image_table
 
 with needs("segmentation", "measuring segmenters"):
     from ...tasks.segmentation import Segmentation
@@ -55,6 +54,17 @@ class ComparedSegmenter:
     window: int | None = None
     step: int | None = None
 
+    def prepare(self) -> Call:
+        """A pass of one image of noise, which is always the same."""
+        torch.manual_seed(0)
+        task = Segmentation(
+            "upernet", self.backbone, CLASSES, options=self.options, window=self.window,
+            step=self.step,
+        ).eval()  # fmt: skip
+        generator = torch.Generator().manual_seed(0)
+        image = torch.randint(256, (3, *self.size), dtype=torch.uint8, generator=generator)
+        return partial(self.infer, task, image)
+
     def infer(self, task: Segmentation, image: Tensor) -> Row:
         """The shape of the logits, or of the last map of a backbone alone."""
         with torch.no_grad():
@@ -70,26 +80,9 @@ class ComparedSegmenter:
         size, times = self.size, 1
         if self.window is not None and self.step is not None:
             size, times = (self.window, self.window), windows(self.size, self.window, self.step)
-        parts = count(self.backbone, self.options, CLASSES, size)
-        if self.what == "backbone":
-            return Cost(parts.body_parameters, parts.body, parts.inverse)
-        return Cost(parts.parameters, times * parts.multiply_adds, times * parts.inverse)
-
-
-def prepare_segmenter(segmenter: ComparedSegmenter) -> Call:
-    """A pass of one image of noise, which is always the same."""
-    torch.manual_seed(0)
-    task = Segmentation(
-        "upernet",
-        segmenter.backbone,
-        CLASSES,
-        options=segmenter.options,
-        window=segmenter.window,
-        step=segmenter.step,
-    ).eval()
-    generator = torch.Generator().manual_seed(0)
-    image = torch.randint(256, (3, *segmenter.size), dtype=torch.uint8, generator=generator)
-    return partial(segmenter.infer, task, image)
+        whole, body = count(self.backbone, self.options, CLASSES, size)[:2]
+        part = body if self.what == "backbone" else whole
+        return Cost(part.parameters, times * part.multiply_adds, times * part.inverse)
 
 
 WHAT = {
@@ -127,60 +120,21 @@ which is the same for all. MB is the peak of a fresh process, libraries and weig
 
 NOTES_ON_FIGURES = """\
 Multiply-adds of the forward pass in evaluation, every product once. The auxiliary head, for
-training, does not run; its 0.9 M parameters (1.2 M on large) are counted, as in the paper.
-"inverse" is the part that inverts landmark matrices, "kernel" the part that compares tokens with
-landmarks and these with each other. With "ratios" the number of landmarks grows with the image:
-256 at 512 x 512, 576 at 768 x 768.
-
-The decoder is the paper's: with Swin-T and ConvNeXt-T parameters and multiply-adds are within 0.5 %
-of those printed. It takes 211 G at 512 x 512 and 473 G at 768 x 768, on large 212 and 475: 65 to
-90 % of all.
-
-Parameters are 1.2 to 2.1 % fewer than printed. With the classifier's last layers, 0.8 to 1 M which
-a segmenter does not use and which are not built here, small and medium are the paper's within
-rounding, and large is 1 % below.
-
-The paper's multiply-adds lie between those with 49 landmarks and those with a growing number. From
-ADE20K to Cityscapes they grow faster than the pixels: the number grew. Less inverses and kernels
-five of the six are met within 1 %. How they were counted is a guess: the authors' code can compute
-the kernel by an operation of its own, which tools that count torch's operations do not see.
-
-The sixth is the 899 G of large on Cityscapes. Counted in this way it would take images of more than
-864 x 864, and small and medium fit 768 x 768; at 512 x 1024 the three would be 480, 535 and 612 G.
-699 G would be met within 1 %, so that the first digit is likely a slip."""
+training, does not run; its parameters are counted, as in the paper. "inverse" is the part that
+inverts landmark matrices, "kernel" the part that compares tokens with landmarks and these with each
+other. With "ratios" the number of landmarks grows with the image: 256 at 512 x 512, 576 at
+768 x 768. [Segmentation](../docs/segmentation.md#beside-the-papers-figures) says where the
+differences may come from."""
 
 
-@dataclass(frozen=True)
-class Parts:
-    """Parameters of UperNet, the auxiliary head's included, and multiply-adds of an image.
+def count(
+    backbone: str, options: dict[str, Any], classes: int, size: tuple[int, int]
+) -> tuple[Cost, Cost, float]:
+    """UperNet's cost in evaluation, that of its backbone, and the multiply-adds of the kernel.
 
-    rest: Those of the backbone but for the following.
-    products: Of tokens, landmarks and values in softmax-free attention.
-    kernel: Of these, the ones that compare tokens.
-    """
-
-    parameters: int
-    body_parameters: int
-    rest: float
-    products: float
-    kernel: float
-    inverse: float
-    decoder: float
-
-    @property
-    def body(self) -> float:
-        return self.rest + self.products + self.inverse
-
-    @property
-    def multiply_adds(self) -> float:
-        return self.body + self.decoder
-
-
-def count(backbone: str, options: dict[str, Any], classes: int, size: tuple[int, int]) -> Parts:
-    """Counts in evaluation, from shapes alone: nothing is computed.
-
-    Attention is counted by formula: on the meta device another inverse would be chosen, and on
-    large maps a part of the kernel is computed twice to save memory.
+    From shapes alone: nothing is computed. Attention is counted by formula: on the meta device
+    another inverse would be chosen, and on large maps a part of the kernel is computed twice to
+    save memory.
     """
     with torch.device("meta"):
         model = build_segmenter("upernet", classes, BackboneConfig(backbone, options=options))
@@ -200,17 +154,13 @@ def count(backbone: str, options: dict[str, Any], classes: int, size: tuple[int,
     for module in model.modules():
         if isinstance(module, SoftmaxFreeAttention):
             module.attend = partial(attend, module)  # type: ignore[method-assign]
-    whole = cost_of(model, images)
-    products = kernel = 0
-    body = cost_of(model.body, images)
-    return Parts(
-        whole.parameters,
-        body.parameters,
-        body.multiply_adds,
-        products,
+    whole, body = cost_of(model, images), cost_of(model.body, images)
+    products, kernel = products // 2, kernel // 2  # of two passes
+    own = body.inverse + products
+    return (
+        Cost(whole.parameters, whole.multiply_adds + own, body.inverse),
+        Cost(body.parameters, body.multiply_adds + own, body.inverse),
         kernel,
-        body.inverse,
-        whole.multiply_adds - body.multiply_adds,
     )
 
 
@@ -223,7 +173,7 @@ def figures() -> list[Row]:
     for data, backbone in tqdm(cases, desc="counting", unit="model", leave=False):
         classes, side, printed = SEGMENTATION[data]
         for options in ({},) if backbone in PEERS else ({"num_landmarks": 49}, GROWING):
-            parts = count(backbone, options, classes, (side, side))
+            whole, body, kernel = count(backbone, options, classes, (side, side))
             suffix = ", ratios" if options is GROWING else ", 49 landmarks"
             rows.append(
                 {
@@ -233,12 +183,12 @@ def figures() -> list[Row]:
                     "options": options,
                     "classes": classes,
                     "size": [side, side],
-                    "parameters": parts.parameters,
+                    "parameters": whole.parameters,
                     "paper_parameters_m": printed[backbone].parameters_m,
-                    "multiply_adds": parts.multiply_adds,
-                    "decoder_multiply_adds": parts.decoder,
-                    "inverse_multiply_adds": parts.inverse,
-                    "kernel_multiply_adds": parts.kernel,
+                    "multiply_adds": whole.multiply_adds,
+                    "decoder_multiply_adds": whole.multiply_adds - body.multiply_adds,
+                    "inverse_multiply_adds": whole.inverse,
+                    "kernel_multiply_adds": kernel,
                     "paper_multiply_adds_g": printed[backbone].multiply_adds_g,
                 }
             )
@@ -257,12 +207,10 @@ def bench_segmentation(threads: int = 1, out: Path = Path("results")) -> Row:
         threads: Threads to compute with; ratios are most reliable with 1.
         out: Folder for the results.
     """
-    start(threads)
-    counted = figures()
-    entries = [Entry(asdict(x), partial(prepare_segmenter, x), x.cost) for x in SEGMENTERS]
-    measure_in_turns(entries, "inference", Plan(REPEATS, SECONDS, "process"))
-    content = result(command_line(), [entry.row for entry in entries], figures=counted)
-    return publish(out / "segmentation", content, page)
+    bench, counted = Benchmark(threads, out), figures()
+    entries = [Entry(asdict(x), partial(ComparedSegmenter.prepare, x), x.cost) for x in SEGMENTERS]
+    rows = bench.measure(entries, "inference", REPEATS, SECONDS, "process")
+    return bench.publish("segmentation", rows, page, figures=counted)
 
 
 def page(content: Row) -> Page:
@@ -278,38 +226,23 @@ def page(content: Row) -> Page:
     )
 
 
-def figure_tables(rows: list[Row]) -> list[str | Table]:
+def figure_tables(rows: list[Row]) -> Iterator[str | Table]:
     """A table for each data set."""
-    header = [
-        "backbone",
-        "M params",
-        "paper",
-        "G m-adds",
-        "inverse",
-        "kernel",
-        "less both",
-        "paper",
-    ]
-    parts: list[str | Table] = []
     for data in dict.fromkeys(row["data"] for row in rows):
         own = [row for row in rows if row["data"] == data]
         side, classes = own[0]["size"][0], own[0]["classes"]
-        lines = [
-            [
-                row["title"],
-                number(row["parameters"], 2, 1e6),
-                str(row["paper_parameters_m"]),
-                number(row["multiply_adds"], 1, 1e9),
-                number(row["inverse_multiply_adds"], 1, 1e9),
-                number(row["kernel_multiply_adds"], 1, 1e9),
-                number(less_both(row), 1, 1e9),
-                str(row["paper_multiply_adds_g"]),
-            ]
-            for row in own
-        ]
-        parts.append(f"{data}, {side} x {side} pixels, {classes} classes:")
-        parts.append(Table(header, lines))
-    return parts
+        yield f"{data}, {side} x {side} pixels, {classes} classes:"
+        yield columns(
+            own,
+            Column("backbone", "title"),
+            Column("M params", "parameters", 2, 1e6),
+            Column("paper", "paper_parameters_m"),
+            Column("G m-adds", "multiply_adds", 1, 1e9),
+            Column("inverse", "inverse_multiply_adds", 1, 1e9),
+            Column("kernel", "kernel_multiply_adds", 1, 1e9),
+            Column("less both", less_both, 1, 1e9),
+            Column("paper", "paper_multiply_adds_g"),
+        )
 
 
 def less_both(row: Row) -> float:

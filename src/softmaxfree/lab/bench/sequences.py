@@ -1,29 +1,16 @@
 """`softmaxfree bench sequences`: a training step of the Long Range Arena's encoder by length."""
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from ...environment import command_line
-from ...imports import Names
+from ...layers.registry import ATTENTIONS
 from ...models.sequence_classifier import WINDOW, SequenceClassifier
-from ..results import Note, Page, publish, result
-from .contestants import layer_names
-from .runner import (
-    Call,
-    Entry,
-    Plan,
-    Row,
-    exponents,
-    measure_in_turns,
-    notes,
-    over_n,
-    start,
-)
+from ..results import Note, Page, Row
+from .runner import Benchmark, Call, Entry, by_case, exponents, notes
 
 LENGTHS = [1024 * 2**power for power in range(5)]
 OURS = ("softpp", "soft")
@@ -36,7 +23,7 @@ SECONDS = 30.0
 
 def attentions() -> dict[str, tuple[str, dict[str, Any]]]:
     """Contestants: attentions and their options; SOFT and SOFT++ also with fixed landmarks."""
-    peers = [name for name in layer_names() if name not in OURS]
+    peers = [name for name in ATTENTIONS if name not in OURS]
     fixed = {f"{name}_{FIXED}": (name, {"num_landmarks": FIXED}) for name in OURS}
     return {**{name: (name, {}) for name in OURS}, **fixed, **{name: (name, {}) for name in peers}}
 
@@ -48,13 +35,13 @@ def title(name: str) -> str:
     return f"{base}, {landmarks} landmarks" if landmarks else f"{base}, window {WINDOW}"
 
 
-def training_step(attention: str, options: dict[str, Any], length: int) -> Call:
+def training_step(attention: str, options: dict[str, Any], length: int, device: str) -> Call:
     """A step of one sequence: forward, backward and AdamW."""
     torch.manual_seed(0)
-    model = SequenceClassifier(10, 512, length, attention, options)
+    model = SequenceClassifier(10, 512, length, attention, options).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    tokens = torch.randint(1, 257, (1, length))
-    mask, target = torch.ones_like(tokens, dtype=torch.bool), torch.zeros(1, dtype=torch.int64)
+    tokens = torch.randint(1, 257, (1, length)).to(device)
+    mask, target = torch.ones_like(tokens, dtype=torch.bool), torch.zeros_like(tokens[:, 0])
 
     def step() -> None:
         optimizer.zero_grad()
@@ -64,7 +51,7 @@ def training_step(attention: str, options: dict[str, Any], length: int) -> Call:
     return step
 
 
-def bench_sequences(threads: int = 1, out: Path = Path("results"), modules: Names = None) -> Row:
+def bench_sequences(**options: Any) -> Row:
     """Measure a training step on long sequences, 1,024 to 16,384 tokens (9 minutes).
 
     The encoder of the Long Range Arena with every attention, SOFT and SOFT++ with windows of 4
@@ -72,36 +59,30 @@ def bench_sequences(threads: int = 1, out: Path = Path("results"), modules: Name
     how both grow. Prints tables and writes them as JSON, CSV, Markdown and a picture.
 
     Args:
-        threads: Threads to compute with; ratios are most reliable with 1.
-        out: Folder for the results.
-        modules: Python modules to import first, which register attentions of your own.
+        options: Those of `Benchmark`.
     """
-    from ..pictures import draw_attention  # needs matplotlib: fails before the work, not after
+    from ..pictures import draw_over_n  # needs matplotlib: fails before the work, not after
 
-    start(threads, modules=modules)
+    bench = Benchmark(**options)
     rows: list[Row] = []
     for n in tqdm(LENGTHS, desc="bench sequences", unit="length", leave=False):
         entries = [
             Entry(
                 {"contestant": name, "n": n, "batch": 1, "heads": 2},
-                partial(training_step, attention, options, n),
+                partial(training_step, attention, chosen, n, bench.device),
             )
-            for name, (attention, options) in attentions().items()
+            for name, (attention, chosen) in attentions().items()
         ]
-        plan = Plan(REPEATS, SECONDS, memory="call", modules=modules)
-        measure_in_turns(entries, "training", plan)
-        rows += [entry.row for entry in entries]
-    content = result(
-        command_line(),
-        rows,
-        titles={name: title(name) for name in attentions()},
-        exponents=exponents(rows, "training_s", "training_bytes"),
+        rows += bench.measure(entries, "training", REPEATS, SECONDS, memory="call")
+    titles = {name: title(name) for name in attentions()}
+    growth = exponents(rows, "training_s", "training_bytes")
+    same = ["contestant", "n"]
+    return bench.publish(
+        "sequences", rows, page, draw_over_n, same, titles=titles, exponents=growth
     )
-    return publish(out / "sequences", content, page, draw_attention)
 
 
 def page(content: Row) -> Page:
-    why = notes(content)
     note = f"""\
 2 layers, width 64, hidden width 128, 2 heads; one sequence with a mask, float32: forward, backward
 and AdamW. Best of {REPEATS} interleaved repeats. Memory is what a step takes at its peak beyond
@@ -116,9 +97,9 @@ Reformer sorts into n / 64 buckets, which costs n^2."""
     return Page(
         "Long sequences: a training step of the Long Range Arena's encoder",
         [
-            over_n(content, "ms at n =", "training_s", 1e-3),
-            over_n(content, "MB at n =", "training_bytes", 1e6),
-            *(["\n".join(why)] if why else []),
+            by_case(content, "ms at n =", "training_s", 1e-3),
+            by_case(content, "MB at n =", "training_bytes", 1e6),
+            notes(content),
             Note(note),
         ],
     )

@@ -17,46 +17,41 @@ from tqdm import tqdm
 from ...environment import command_line
 from ...models.cost import cost, image_bytes
 from ...ops.backends import native, torch_only
-from ..measure import Timing, square_product, time_interleaved
-from ..results import Note, Page, Table, number, publish, result
+from ..measure import noise, time_interleaved
+from ..results import Column, Note, Page, Row, columns, publish, result
 from . import busy
-from .contestants import CPU, OPERATIONS, Case, verify
+from .contestants import OPERATIONS, Case
 from .models import ComparedModel, infer, train
-from .runner import Call, Row
+from .runner import Call
 
 CORE = [Case(1, 2, 3136), Case(8, 2, 3136), Case(1, 12, 6272), Case(8, 10, 196)]
+PRODUCT = 1024
+"""Side of the matrices of a large product, which runs at the machine's best rate."""
 
 SMALL, SWIN, CONVNEXT = "softpp_small", "Swin-T", "ConvNeXt-T"
-TINY, PVT = "softpp_tiny_fudan", "PVTv2-B1"
-RELEASED = "softpp_small as released"
+TINY, PVT, DEIT = "softpp_tiny_fudan", "PVTv2-B1", "DeiT-S"
+RELEASED, FEW = "softpp_small as released", "softpp_small, 49 landmarks"
 
-MODELS = {
-    contestant.title: contestant
-    for contestant in (
-        ComparedModel(SMALL, "softpp_small"),
-        ComparedModel(RELEASED, "softpp_small", as_released=True),
-        ComparedModel(SWIN, "swin_tiny_patch4_window7_224"),
-        ComparedModel(CONVNEXT, "convnext_tiny"),
-        ComparedModel("DeiT-S", "deit_small_patch16_224"),
-        ComparedModel(TINY, "softpp_tiny_fudan", arguments={"inverse": "auto"}),
-        ComparedModel(PVT, "pvt_v2_b1"),
-    )
-}
+MODELS = [
+    ComparedModel(SMALL, "softpp_small"),
+    ComparedModel(RELEASED, "softpp_small", as_released=True),
+    ComparedModel(SWIN, "swin_tiny_patch4_window7_224"),
+    ComparedModel(CONVNEXT, "convnext_tiny"),
+    ComparedModel(DEIT, "deit_small_patch16_224"),
+    ComparedModel(TINY, "softpp_tiny_fudan", arguments={"inverse": "auto"}),
+    ComparedModel(PVT, "pvt_v2_b1"),
+]
 """At 224 x 224, batch 4."""
 
-LARGE = {
-    contestant.title: contestant
-    for contestant in (
-        ComparedModel(
-            "softpp_small, 49 landmarks", "softpp_small", arguments={"num_landmarks": 49}
-        ),
-        ComparedModel(SWIN, "swin_tiny_patch4_window7_224", sized=True),
-        ComparedModel("PVTv2-B2", "pvt_v2_b2"),
-    )
-}
+LARGE = [
+    ComparedModel(FEW, "softpp_small", arguments={"num_landmarks": 49}),
+    ComparedModel(SWIN, "swin_tiny_patch4_window7_224", sized=True),
+    ComparedModel("PVTv2-B2", "pvt_v2_b2"),
+]
 SIDES = (512, 1024)
 IMAGES = (4, 3, 224, 224)
 PARTS = {"embed": "embedding", "attention": "attention", "mlp": "feed-forward"}
+STEPS: dict[str, Callable[[nn.Module, Tensor], None]] = {"inference": infer, "training": train}
 
 
 @dataclass(frozen=True)
@@ -91,7 +86,6 @@ def bench_speed(out: Path = Path("results")) -> Row:
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    verify(["op_softpp"])
     promises: list[Promise] = []
     numbers: dict[str, float] = {}
     parts = (_core, _models, _threads, _memory, _large, _waiting, _start)
@@ -103,8 +97,7 @@ def bench_speed(out: Path = Path("results")) -> Row:
         torch.set_num_threads(before)
     rows = [{**asdict(promise), "verdict": promise.verdict} for promise in promises]
     content = result(command_line(), rows, numbers=numbers)
-    content |= {"threads": 1, "stages": breakdown}
-    return publish(out / "speed", content, page)
+    return publish(out / "speed", content | {"threads": 1, "stages": breakdown}, page)
 
 
 def _both_ways(title: str, call: Call) -> dict[str, Call]:
@@ -119,71 +112,61 @@ def _both_ways(title: str, call: Call) -> dict[str, Call]:
 
 def _timed(
     numbers: dict[str, float], kind: str, calls: dict[str, Call], **options: Any
-) -> tuple[dict[str, Timing], float]:
-    """Timings in turns, and the operations per second of a large square product beside them."""
-    product, operations = square_product()
-    timings = time_interleaved({"": product, **calls}, **options)
-    rate = operations / timings.pop("").best
-    numbers |= {f"{title}, {kind}": timing.best for title, timing in timings.items()}
-    return timings, rate
+) -> tuple[dict[str, float], float]:
+    """Best seconds in turns, and the operations per second of a large product beside them."""
+    a, b = torch.randn(2, PRODUCT, PRODUCT)
+    timings = time_interleaved({"": lambda: a @ b, **calls}, **options)
+    best = {title: timing.best for title, timing in timings.items()}
+    rate = 2 * PRODUCT**3 / best.pop("")
+    numbers |= {f"{title}, {kind}": seconds for title, seconds in best.items()}
+    return best, rate
 
 
 def _core(numbers: dict[str, float]) -> Iterator[Promise]:
     """Each case against its matrix products at the rate of a large one."""
     for case in CORE:
-        ready = OPERATIONS["op_softpp"].ready(case, CPU)
-        where = f"{case.batch}, {case.heads}, {case.n}"
-        forward, rate = _timed(
-            numbers, "forward", _both_ways(f"core {where}", ready.forward), repeats=15, seconds=5
-        )
-        both, rate_both = _timed(
-            numbers, "forward and backward", _both_ways(f"core {where}", ready.training),
-            repeats=15, seconds=5,
-        )  # fmt: skip
+        ready = OPERATIONS["op_softpp"].ready(case)
+        title = f"core {case.batch}, {case.heads}, {case.n}"
         long = case.n >= 3136
-        for title in forward:
-            alone = forward[title].best * rate / case.products()
-            limits = (1.9, False, 1.4) if long else (3.5, False, 2.2)
-            yield Promise(f"{title}: x products", alone, *limits)
-            all_of_it = both[title].best * rate_both / (3 * case.products())
-            limits_both = (2.2, False, 1.6) if long else (3.2, False, None)
-            yield Promise(f"{title}, f+b: x products", all_of_it, *limits_both)
+        for kind, call, passes, suffix, target, stretch in (
+            ("forward", ready.forward, 1, "", *((1.9, 1.4) if long else (3.5, 2.2))),
+            (
+                "forward and backward", ready.training, 3, ", f+b",
+                *((2.2, 1.6) if long else (3.2, None)),
+            ),
+        ):  # fmt: skip
+            found, rate = _timed(numbers, kind, _both_ways(title, call), repeats=15, seconds=5)
+            for name, seconds in found.items():
+                ratio = seconds * rate / (passes * case.products())
+                yield Promise(f"{name}{suffix}: x products", ratio, target, False, stretch)
 
 
 def _models(numbers: dict[str, float]) -> Iterator[Promise]:
-    images = torch.randn(IMAGES, generator=torch.Generator().manual_seed(0))
-    models = {title: contestant.build(224) for title, contestant in MODELS.items()}
-    for kind, step in (("inference", infer), ("training", train)):
+    images = noise(*IMAGES)
+    models = {model.title: model.build(224) for model in MODELS}
+    for kind, step in STEPS.items():
         calls: dict[str, Call] = {
             title: partial(step, model.train(kind == "training"), images)
             for title, model in models.items()
         }
-        calls |= _both_ways(SMALL, calls[SMALL])
-        found, rate = _timed(numbers, kind, calls, repeats=7, seconds=20)
-
-        def ratio(ours: str, theirs: str, found: dict[str, Timing] = found) -> float:
-            return found[theirs].best / found[ours].best
-
-        for name in _both_ways(SMALL, calls[SMALL]):
-            stretch = ratio(CONVNEXT, SWIN)
-            yield Promise(f"{name}, {kind}: x {SWIN}", ratio(name, SWIN), 1.0, True, stretch)
-        released = 1.6 if kind == "inference" else 2.3
-        yield Promise(f"{SMALL}, {kind}: x as released", ratio(SMALL, RELEASED), released)
-        yield Promise(f"{TINY}, {kind}: x {PVT}", ratio(TINY, PVT), 1.4)
+        ours = _both_ways(SMALL, calls[SMALL])
+        best, rate = _timed(numbers, kind, calls | ours, repeats=7, seconds=20)
+        for name in ours:
+            ratio, stretch = best[SWIN] / best[name], best[SWIN] / best[CONVNEXT]
+            yield Promise(f"{name}, {kind}: x {SWIN}", ratio, 1.0, True, stretch)
+        target = 1.6 if kind == "inference" else 2.3
+        yield Promise(f"{SMALL}, {kind}: x as released", best[RELEASED] / best[SMALL], target)
+        yield Promise(f"{TINY}, {kind}: x {PVT}", best[PVT] / best[TINY], 1.4)
         if kind == "inference":
-            for title in (SMALL, "DeiT-S", CONVNEXT, SWIN, PVT):
+            for title in (SMALL, DEIT, CONVNEXT, SWIN, PVT):
                 operations = 2 * len(images) * cost(models[title], *IMAGES[1:]).multiply_adds
-                bare = found[title].best * rate / operations
-                numbers[f"{title}, x multiply-adds"] = bare
-                if title == SMALL:
-                    yield Promise(
-                        f"{SMALL}: x multiply-adds at the products' rate", bare, 1.4, False
-                    )
+                numbers[f"{title}, x multiply-adds"] = best[title] * rate / operations
+            bare = numbers[f"{SMALL}, x multiply-adds"]
+            yield Promise(f"{SMALL}: x multiply-adds at the products' rate", bare, 1.4, False)
 
 
 def _threads(numbers: dict[str, float]) -> Iterator[Promise]:
-    images = torch.randn(IMAGES, generator=torch.Generator().manual_seed(0))
-    model = MODELS[SMALL].build(224)
+    model, images = MODELS[0].build(224), noise(*IMAGES)
 
     def with_threads(count: int, step: Callable[[nn.Module, Tensor], None]) -> None:
         torch.set_num_threads(count)
@@ -192,34 +175,61 @@ def _threads(numbers: dict[str, float]) -> Iterator[Promise]:
         finally:
             torch.set_num_threads(1)
 
-    for kind, step in (("inference", infer), ("training", train)):
+    for kind, step in STEPS.items():
         model.train(kind == "training")
         calls: dict[str, Call] = {
             f"{SMALL}, {count} threads": partial(with_threads, count, step) for count in (1, 2)
         }
-        found, _ = _timed(numbers, kind, calls, repeats=7, seconds=15)
-        one, two = found.values()
-        yield Promise(f"{SMALL}, {kind}: two threads x one", one.best / two.best, 1.8)
+        best, _ = _timed(numbers, kind, calls, repeats=7, seconds=15)
+        one, two = best.values()
+        yield Promise(f"{SMALL}, {kind}: two threads x one", one / two, 1.8)
 
 
 def _memory(numbers: dict[str, float]) -> Iterator[Promise]:
-    kept = {title: image_bytes(MODELS[title].build(224), *IMAGES[1:]) for title in (SMALL, SWIN)}
-    yield Promise(
-        f"{SMALL}, memory of training an image: x {SWIN}", kept[SMALL] / kept[SWIN], 1, False
+    ours, swin = (
+        image_bytes(model.build(224), *IMAGES[1:])
+        for title in (SMALL, SWIN)
+        for model in MODELS
+        if model.title == title
     )
+    yield Promise(f"{SMALL}, memory of training an image: x {SWIN}", ours / swin, 1, False)
 
 
 def _large(numbers: dict[str, float]) -> Iterator[Promise]:
     for side in SIDES:
-        images = torch.randn(1, 3, side, side, generator=torch.Generator().manual_seed(0))
+        images = noise(1, 3, side, side)
         calls: dict[str, Call] = {
-            title: partial(infer, contestant.build(side).eval(), images)
-            for title, contestant in LARGE.items()
+            model.title: partial(infer, model.build(side).eval(), images) for model in LARGE
         }
-        found, _ = _timed(numbers, f"{side} pixels", calls, repeats=5, seconds=20)
-        ours, swin, pvt = (found[title].best for title in LARGE)
-        yield Promise(f"{SMALL}, 49 landmarks, {side} pixels: x {SWIN}", swin / ours, 1.0)
-        yield Promise(f"{SMALL}, 49 landmarks, {side} pixels: x PVTv2-B2", pvt / ours, 1.2)
+        best, _ = _timed(numbers, f"{side} pixels", calls, repeats=5, seconds=20)
+        for title, target in ((SWIN, 1.0), ("PVTv2-B2", 1.2)):
+            ratio = best[title] / best[FEW]
+            yield Promise(f"{FEW}, {side} pixels: x {title}", ratio, target)
+
+
+def _waiting(numbers: dict[str, float]) -> Iterator[Promise]:
+    """What waiting threads cost: beside another program, and on an idle machine."""
+    found = busy.measure()
+    numbers |= {f"softpp_nano, training step {name}": value for name, value in found.items()}
+    ratio = found["beside"] / found["alone"]
+    yield Promise("softpp_nano, training beside another: x alone", ratio, 2.5, False)
+    cost = found["alone"] / found["alone, GNU's default"]
+    yield Promise("softpp_nano, training: x GNU's waiting", cost, 1.03, False)
+
+
+_IMPORT = """
+import timm, time
+before = time.perf_counter()
+import softmaxfree
+print(time.perf_counter() - before)
+"""
+
+
+def _start(numbers: dict[str, float]) -> Iterator[Promise]:
+    call = [sys.executable, "-c", _IMPORT]
+    seconds = [float(subprocess.check_output(call, text=True)) for _ in range(3)]
+    numbers["import"] = min(seconds)
+    yield Promise("import softmaxfree, seconds beyond import timm", min(seconds), 0.3, False)
 
 
 def stages() -> list[Row]:
@@ -227,17 +237,15 @@ def stages() -> list[Row]:
 
     Seconds are the least of several passes, multiply-adds as counted by torch.
     """
-    model = MODELS[SMALL].build(224).eval()
-    images = torch.randn(IMAGES, generator=torch.Generator().manual_seed(0))
-    started: dict[str, float] = {}
+    model, images = MODELS[0].build(224).eval(), noise(*IMAGES)
     spent: dict[str, float] = {}
 
     def watch(name: str, module: nn.Module) -> None:
         def start(*_: Any) -> None:
-            started[name] = perf_counter()
+            spent[name] = -perf_counter()
 
         def stop(*_: Any) -> None:
-            spent[name] = perf_counter() - started[name]
+            spent[name] += perf_counter()
 
         module.register_forward_pre_hook(start)
         module.register_forward_hook(stop)
@@ -260,44 +268,10 @@ def stages() -> list[Row]:
     for (stage, part), names in parts.items():
         seconds = min(sum(times[name] for name in names) for times in passes)
         operations = sum(sum(counts[f"{type(model).__name__}.{name}"].values()) for name in names)
-        rows.append(
-            {
-                "stage": int(stage) + 1,
-                "part": part,
-                "seconds": seconds / len(images),
-                "multiply_adds": operations / (2 * len(images)),
-            }
-        )
+        row: Row = {"stage": int(stage) + 1, "part": part, "seconds": seconds / len(images)}
+        rows.append(row | {"multiply_adds": operations / (2 * len(images))})
     rest = min(times[""] for times in passes) / len(images) - sum(row["seconds"] for row in rows)
     return [*rows, {"stage": "all", "part": "the rest", "seconds": rest, "multiply_adds": 0}]
-
-
-def _waiting(numbers: dict[str, float]) -> Iterator[Promise]:
-    """What waiting threads cost: beside another program, and on an idle machine."""
-    found = busy.measure()
-    numbers |= {f"softpp_nano, training step {name}": value for name, value in found.items()}
-    ratio = found["beside"] / found["alone"]
-    yield Promise("softpp_nano, training beside another: x alone", ratio, 2.5, False)
-    cost = found["alone"] / found["alone, GNU's default"]
-    yield Promise("softpp_nano, training: x GNU's waiting", cost, 1.03, False)
-
-
-_IMPORT = """
-import timm
-from time import perf_counter
-before = perf_counter()
-import softmaxfree
-print(perf_counter() - before)
-"""
-
-
-def _start(numbers: dict[str, float]) -> Iterator[Promise]:
-    def once() -> float:
-        call = [sys.executable, "-c", _IMPORT]
-        return float(subprocess.run(call, capture_output=True, text=True, check=True).stdout)
-
-    numbers["import"] = min(once() for _ in range(3))
-    yield Promise("import softmaxfree, seconds beyond import timm", numbers["import"], 0.3, False)
 
 
 def page(content: Row) -> Page:
@@ -316,34 +290,25 @@ without projections, batch, heads, tokens, m = 49, d = 32, divided by its three 
 is the same model computed as the authors' code does. "49 landmarks" is
 `num_landmarks=49`, one image. Whole models divided by their multiply-adds at that rate, in
 inference: {bare}."""
-    return Page(
-        "Speed: what is promised, and what was measured",
-        [
-            promise_table(content["rows"]),
-            Note(note),
-            Note(f"Where the time of `{SMALL}` goes:"),
-            stage_table(content["stages"]),
-        ],
+    promises = columns(
+        content["rows"],
+        Column("what", "what"),
+        Column("measured", "measured", 2),
+        Column("target", lambda x: f"{'at least' if x['least'] else 'at most'} {x['target']:g}"),
+        Column("stretch", "stretch", 2),
+        Column("verdict", "verdict"),
     )
-
-
-def promise_table(rows: list[Row]) -> Table:
-    lines = []
-    for row in rows:
-        target = f"{'at least' if row['least'] else 'at most'} {row['target']:g}"
-        measured, stretch = number(row["measured"], 2), number(row["stretch"], 2)
-        lines.append([row["what"], measured, target, stretch, row["verdict"]])
-    return Table(["what", "measured", "target", "stretch", "verdict"], lines)
-
-
-def stage_table(rows: list[Row]) -> Table:
-    total = sum(row["seconds"] for row in rows)
-    lines = []
-    for row in rows:
-        count, seconds = row["multiply_adds"] or None, row["seconds"]
-        rate = number(count and 2 * count / seconds, 0, 1e9)
-        share = number(seconds / total, 0, 0.01)
-        times = [number(seconds, 1, 1e-3), share]
-        lines.append([str(row["stage"]), row["part"], *times, number(count, 2, 1e9), rate])
-    header = ["stage", "part", "ms an image", "%", "G multiply-adds", "G operations/s"]
-    return Table(header, lines, 2)
+    total = sum(row["seconds"] for row in content["stages"])
+    where = columns(
+        content["stages"],
+        Column("stage", lambda row: str(row["stage"])),
+        Column("part", "part"),
+        Column("ms an image", "seconds", 1, 1e-3),
+        Column("%", lambda row: row["seconds"] / total, 0, 0.01),
+        Column("G multiply-adds", lambda row: row["multiply_adds"] or None, 2, 1e9),
+        Column("G operations/s", lambda x: 2 * x["multiply_adds"] / x["seconds"] or None, 0, 1e9),
+    )
+    heading = Note(f"Where the time of `{SMALL}` goes:")
+    return Page(
+        "Speed: what is promised, and what was measured", [promises, Note(note), heading, where]
+    )

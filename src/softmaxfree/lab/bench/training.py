@@ -1,21 +1,23 @@
 """`softmaxfree bench training`: training steps; memory and time of ImageNet, by calculation."""
 
-from pathlib import Path
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import timm
 import torch
+from timm.optim import create_optimizer_v2
+from torch import Tensor, nn
 from tqdm import tqdm
 
-from ...environment import command_line
-from ...errors import UserError
-from ...imports import Names
 from ...layers.mlp import Mlp
+from ...layers.registry import ATTENTIONS
 from ...models.cost import cost, image_bytes
-from ..results import Page, Table, number, publish, result
-from .runner import Row, start
-from .steps import measure_steps
+from ..measure import noise
+from ..results import Column, Note, Page, Row, columns
+from .contestants import TITLES
+from .runner import Benchmark, Call, Entry
 
+NANO, NANO_BATCH, CLASSES = "softpp_nano", 64, 10
 MODELS = ["softpp_tiny", "softpp_small", "softpp_medium", "softpp_large"]
 SHAPE = (3, 224, 224)
 IMAGES, EPOCHS, BATCH = 1_281_167, 300, 1024
@@ -45,28 +47,18 @@ _V100, _A100 = (f"{rate / 1e12:g}" for rate in SUSTAINED.values())
 NOTES = f"""\
 Nothing here was trained, and no GPU was measured.
 
-memory: weights, gradients, AdamW's moments, the moving average and DDP's buckets, in all {_EACH}
-  bytes a parameter, and for each image on the GPU what autograd keeps for the backward pass.
-  That is counted exactly, on a CPU, as what a third image adds to two: in float32, and under
-  autocast in bfloat16 for mixed precision. Left out: what an operation needs while it runs,
-  half-precision copies of the weights (2 bytes a parameter), CUDA itself and what its allocator
-  leaves unused. MB and GB are 1e6 and 1e9 bytes.
-time: {PASSES} x 2 x multiply-adds x {IMAGES:,} images x {EPOCHS} epochs; training alone, without
-  validation. The inverses of the landmark matrices are left out: on a GPU they are ten Newton
-  steps, 2 to 3 % more operations, in float32 like all products with the kernel.
+memory: {_EACH} bytes a parameter, and for each image on the GPU what autograd keeps for the
+  backward pass: counted exactly, on a CPU, as what a third image adds to two. CUDA itself, what an
+  operation needs while it runs and half-precision copies of the weights are left out.
+time: {PASSES} x 2 x multiply-adds x {IMAGES:,} images x {EPOCHS} epochs, without validation and
+  without the inverses of the landmark matrices, 2 to 3 % more operations on a GPU.
   ASSUMED, not measured: a V100 sustains {_V100} TFLOP/s and an A100 {_A100} in mixed precision on
   models of this kind, about what Swin reaches (its authors' 12 minutes an epoch for Swin-B on 16
   V100, microsoft/Swin-Transformer issue 68, are 10); images are loaded as fast as they are used;
   twice the GPUs take half the time, on several nodes too."""
 
 
-def bench_training(
-    preset: Literal["steps", "imagenet"] = "steps",
-    threads: int = 1,
-    out: Path = Path("results"),
-    modules: Names = None,
-    against: Path | None = None,
-) -> Row:
+def bench_training(preset: Literal["steps", "imagenet"] = "steps", **options: Any) -> Row:
     """Measure training steps, or calculate what ImageNet training takes.
 
     Prints tables and writes them as JSON, CSV and Markdown.
@@ -77,30 +69,83 @@ def bench_training(
             (2 minutes). Bytes kept for the backward pass are counted exactly, on a CPU; hours
             follow from multiply-adds and an assumed speed of the GPUs, which is printed with
             them. Nothing is trained.
-        threads: Threads to compute with; ratios are most reliable with 1.
-        out: Folder for the results.
-        modules: Python modules to import first, which register attentions of your own.
-        against: A .json file of an earlier run to compare with; measured steps only.
+        options: Those of `Benchmark`.
     """
-    if preset == "imagenet" and against is not None:
-        raise UserError("--against compares measured steps; leave it out of a calculation")
-    earlier = start(threads, modules=modules, against=against)
-    return measure_steps(out, earlier) if preset == "steps" else calculate_imagenet(out)
+    bench = Benchmark(**options)
+    return measure_steps(bench) if preset == "steps" else calculate_imagenet(bench)
 
 
-def calculate_imagenet(out: Path) -> Row:
+def measure_steps(bench: Benchmark) -> Row:
+    """Measures a training step of nano with each attention, once it has been seen to learn."""
+    entries = []
+    for name in tqdm(ATTENTIONS, desc="bench training, steps", unit="model", leave=False):
+        step = prepare_step(name, bench.device)
+        losses = [step() for _ in range(5)]
+        parameters = sum(parameter.numel() for parameter in step.args[0].parameters())
+        row: Row = {"attention": name, "parameters": parameters, "losses": losses}
+        learns = losses[-1] < losses[0]  # false also if it is not finite
+        why = f"does not learn: the loss goes from {losses[0]:.3g} to {losses[-1]:.3g}"
+        entries.append(Entry(row, partial(_given, step), obstacle="" if learns else why))
+    rows = bench.measure(entries, "step", repeats=5, seconds=5.0)
+    return bench.publish(
+        "training-steps", rows, steps_page, same=["attention"], model=NANO, batch=NANO_BATCH
+    )
+
+
+def _given(call: Call) -> Call:
+    return call
+
+
+def prepare_step(attention: str, device: str = "cpu") -> partial[float]:
+    """A step on one batch of noise, which returns its loss."""
+    torch.manual_seed(0)
+    images = noise(NANO_BATCH, 3, 32, 32).to(device)
+    labels = torch.randint(CLASSES, (NANO_BATCH,)).to(device)
+    model = timm.create_model(NANO, attention=attention, num_classes=CLASSES).to(device).train()
+    return partial(_step, model, create_optimizer_v2(model, "adamw", lr=1e-3), images, labels)
+
+
+def _step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, labels: Tensor
+) -> float:
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(images), labels)
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def steps_page(content: Row) -> Page:
+    own = next(row for row in content["rows"] if row["attention"] == "softpp")
+    table = columns(
+        content["rows"],
+        Column("attention", lambda row: TITLES.get(row["attention"], row["attention"])),
+        Column("M params", "parameters", 2, 1e6),
+        Column("ms a step", "step_s", 0, 1e-3),
+        Column("img/s", lambda row: content["batch"] / row["step_s"], 0),
+        Column("x ours", lambda row: row["step_s"] / own["step_s"], 2),
+    )
+    note = """\
+Forward, loss, backward and AdamW, best of interleaved repeats. Each has first lowered the loss of
+its batch in five steps."""
+    what = f"every attention in {content['model']}, batch {content['batch']} of 32 x 32"
+    return Page(f"Training steps: {what}", [table, Note(note)])
+
+
+def calculate_imagenet(bench: Benchmark) -> Row:
     """Calculates memory and time of all models."""
     rows = [_row(name) for name in tqdm(MODELS, desc="bench training", unit="model", leave=False)]
-    content = result(
-        command_line(),
+    return bench.publish(
+        "training-imagenet",
         rows,
+        imagenet_page,
+        same=["model"],
         images=IMAGES,
         epochs=EPOCHS,
         batch=BATCH,
         bytes_per_parameter=PARAMETER_BYTES,
         assumed_flops_per_second=SUSTAINED,
     )
-    return publish(out / "training-imagenet", content, page)
 
 
 def _row(name: str) -> Row:
@@ -110,8 +155,7 @@ def _row(name: str) -> Row:
         if type(module) is Mlp:  # in tiles on a CPU only; the runs are on GPUs
             module.__class__ = timm.layers.Mlp
     found = cost(model, *SHAPE)
-    multiply_adds = found.multiply_adds - found.inverse
-    flops = PASSES * 2 * multiply_adds * IMAGES * EPOCHS
+    flops = PASSES * 2 * (found.multiply_adds - found.inverse) * IMAGES * EPOCHS
     weights = _EACH * found.parameters
     image = {
         "float32": image_bytes(model, *SHAPE),
@@ -134,49 +178,30 @@ def _row(name: str) -> Row:
     }
 
 
-def page(content: Row) -> Page:
-    return Page(
-        "ImageNet training: expected memory and time",
-        [
-            cost_table(content),
-            f"GB on each GPU, by GPUs x images on each, {content['batch']} a step:",
-            memory_table(content),
-            NOTES,
-        ],
+def imagenet_page(content: Row) -> Page:
+    costs, memory = [], []
+    for row in content["rows"]:
+        images = {f"MB/image {name}": kept for name, kept in row["image_bytes"].items()}
+        hours = {f"hours, {row['hours_gpus']} {gpu}": time for gpu, time in row["hours"].items()}
+        costs.append(row | images | hours)
+        for precision, taken in row["gpu_bytes"].items():
+            gpus = {f"{gpu} x {content['batch'] // int(gpu)}": x for gpu, x in taken.items()}
+            memory.append(row | {"precision": precision} | gpus)
+    cost_table = columns(
+        costs,
+        Column("model", "model"),
+        Column("params M", "parameters", 2, 1e6),
+        Column("G mult-adds", lambda x: x["multiply_adds"] - x["inverse_multiply_adds"], 3, 1e9),
+        *(Column(name, name, 1, 1e6) for name in images),
+        *(Column(name, name, 0) for name in hours),
     )
-
-
-def cost_table(content: Row) -> Table:
-    """Models: size, cost, memory of one image, hours."""
-    header = ["model", "params M", "G mult-adds", "MB/image float32", "MB/image mixed"]
-    gpus = content["rows"][0]["hours_gpus"]
-    header += [f"hours, {gpus} {gpu}" for gpu in content["assumed_flops_per_second"]]
-    lines = [
-        [
-            row["model"],
-            number(row["parameters"], 2, 1e6),
-            number(row["multiply_adds"] - row["inverse_multiply_adds"], 3, 1e9),
-            *(number(kept, 1, 1e6) for kept in row["image_bytes"].values()),
-            *(number(hours) for hours in row["hours"].values()),
-        ]
-        for row in content["rows"]
-    ]
-    return Table(header, lines)
-
-
-def memory_table(content: Row) -> Table:
-    """Memory of one GPU, by precision and number of GPUs."""
-    counts = content["rows"][0]["gpu_bytes"]["mixed"]
-    header = ["model", "precision", "weights etc."]
-    header += [f"{gpus} x {content['batch'] // int(gpus)}" for gpus in counts]
-    lines = [
-        [
-            row["model"],
-            precision,
-            number(row["weights_bytes"], 2, 1e9),
-            *(number(taken, 1, 1e9) for taken in by_count.values()),
-        ]
-        for row in content["rows"]
-        for precision, by_count in row["gpu_bytes"].items()
-    ]
-    return Table(header, lines, 2)
+    memory_table = columns(
+        memory,
+        Column("model", "model"),
+        Column("precision", "precision"),
+        Column("weights etc.", "weights_bytes", 2, 1e9),
+        *(Column(name, name, 1, 1e9) for name in gpus),
+    )
+    by = f"GB on each GPU, by GPUs x images on each, {content['batch']} a step:"
+    title = "ImageNet training: expected memory and time"
+    return Page(title, [cost_table, by, memory_table, NOTES])
