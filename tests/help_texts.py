@@ -12,7 +12,8 @@ from unittest.mock import patch
 
 from jsonargparse import ArgumentParser
 
-from softmaxfree.cli import COMMANDS, HELP, Command, Commands, run_command
+from softmaxfree.cli import COMMANDS, Command, Commands, run_command
+from softmaxfree.words import HELP
 
 BY_HAND = ("fit", "validate", "test")
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from jsonargparse import ArgumentParser
 
-from softmaxfree.cli import HELP
 from softmaxfree.files import recipe
+from softmaxfree.words import HELP
 
 from .help_texts import BY_HAND, all_commands, help_of, parser_of
 

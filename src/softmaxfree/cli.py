@@ -1,25 +1,20 @@
 """`softmaxfree COMMAND ...`: a table of commands; each is imported when it runs."""
 
 import io
-import os
 import re
 import signal
 import sys
 from argparse import ArgumentError
 from collections.abc import Callable
 from importlib import import_module
-from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import __version__
-from .errors import UserError, check_words, visible
+from .errors import UserError, check_words, reader_has_left, visible
 from .imports import needs
 from .usage import usage_error
-from .words import list_options, with_lists
-
-HELP = Path(__file__).parent / "help"
-"""The help of each command as text: printed without importing the command, which takes seconds."""
+from .words import call, help_of
 
 
 class Command(NamedTuple):
@@ -108,7 +103,7 @@ def main(arguments: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         raise SystemExit(128 + signal.SIGINT) from None
     except BrokenPipeError:
-        if not _reader_has_left():
+        if not reader_has_left():
             raise
         raise SystemExit(128 + signal.SIGPIPE) from None
 
@@ -121,7 +116,7 @@ def run_command(words: list[str]) -> None:
         program, words = [*program, words[0]], words[1:]
         if isinstance(found, Command):
             if {"-h", "--help"} & set(words):
-                print((HELP / f"{'-'.join(program[1:])}.txt").read_text(), end="")
+                print(help_of(program[1:]), end="")
             else:
                 _call(found, words, " ".join(program))
             return
@@ -133,8 +128,8 @@ def run_command(words: list[str]) -> None:
         raise UserError(
             f"{' '.join(program)} has no command {words[0]!r}; choose one of {', '.join(commands)}"
         )
-    width = max(map(len, commands))
     print(f"usage: {' '.join(program)} COMMAND ...\n")
+    width = max(map(len, commands))
     print("\n".join(f"  {name:{width}}  {entry.help}" for name, entry in commands.items()))
     print("\nCOMMAND --help explains one; --traceback shows where an error comes from; --version.")
 
@@ -143,38 +138,10 @@ def _call(command: Command, words: list[str], program: str) -> None:
     module, name = command.target.split(":")
     with needs(command.extra, program):
         function: Callable[..., Any] = getattr(import_module(f"softmaxfree.{module}"), name)
-    from jsonargparse import auto_cli
-
-    if all(
-        option.default is not option.empty for option in signature(function).parameters.values()
-    ):
-        words = with_lists(words, list_options(function))
     try:
-        written = (
-            function(words)
-            if command.parses
-            else auto_cli(
-                function, args=words, prog=program, exit_on_error=False, allow_abbrev=False
-            )
-        )
+        written = function(words) if command.parses else call(function, words, program)
     except ArgumentError as error:
-        options = re.findall(
-            r"--(\w+)", (HELP / f"{'-'.join(program.split()[1:])}.txt").read_text()
-        )
+        options = re.findall(r"--(\w+)", help_of(program.split()[1:]))
         raise usage_error(str(error), options) from error
     if isinstance(written, Path):
         print(f"written: {written}")
-
-
-def _reader_has_left() -> bool:
-    """Whether standard output is a pipe that nobody reads any more, as in `... | head`."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's last flush
-        return True
-    return False
-
-
-if __name__ == "__main__":
-    main()

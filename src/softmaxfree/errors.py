@@ -1,5 +1,7 @@
 """Errors that a user can correct, as opposed to bugs."""
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,3 +65,13 @@ def visible(text: object) -> str:
         letter if letter.isprintable() else letter.encode("unicode_escape").decode()
         for letter in str(text)
     )
+
+
+def reader_has_left() -> bool:
+    """Whether standard output is a pipe that nobody reads any more, as in `... | head`."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's last flush
+        return True
+    return False

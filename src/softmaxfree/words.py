@@ -1,9 +1,31 @@
-"""The words of a command line."""
+"""The words of a command line: how they become a call of a function."""
 
 from collections.abc import Callable, Container
-from inspect import signature
+from inspect import Parameter, signature
 from itertools import groupby
+from pathlib import Path
 from typing import Any
+
+HELP = Path(__file__).parent / "help"
+"""The help of each command as text: printed without importing the command, which takes seconds."""
+
+
+def help_of(command: list[str]) -> str:
+    """The help of a command, such as ["bench", "speed"]."""
+    return (HELP / f"{'-'.join(command)}.txt").read_text()
+
+
+def call(function: Callable[..., Any], words: list[str], program: str) -> Any:
+    """Calls a function with options that its signature and docstring make."""
+    from jsonargparse import auto_cli
+
+    if all(map(_is_option, signature(function).parameters.values())):
+        words = with_lists(words, list_options(function))
+    return auto_cli(function, args=words, prog=program, exit_on_error=False, allow_abbrev=False)
+
+
+def _is_option(parameter: Parameter) -> bool:
+    return parameter.default is not Parameter.empty or parameter.kind is Parameter.VAR_KEYWORD
 
 
 def with_lists(words: list[str], lists: Container[str] = ()) -> list[str]:
