@@ -17,8 +17,8 @@ def initialise(model: nn.Module, path: Path) -> str:
     """Loads the weights of a file whose names and shapes the model has; returns what was taken.
 
     The file may be a checkpoint of a run (its averaged weights), of the authors, or any state dict.
-    Position embeddings are resized. Projections of timm's ViT and Swin are taken even if the
-    attention was replaced, in the file or in the model.
+    Position embeddings are resized. Projections of timm's and torch's attentions are
+    taken even if the attention was replaced, in the file or in the model.
     """
     state = read_checkpoint(path)
     state = {name.removeprefix("model."): tensor for name, tensor in state.items()}
