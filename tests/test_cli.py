@@ -33,7 +33,7 @@ def softmaxfree(*words: str) -> subprocess.CompletedProcess[str]:
 
 def process(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "softmaxfree.cli", *words],
+        [sys.executable, "-m", "softmaxfree", *words],
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},

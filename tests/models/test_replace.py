@@ -326,8 +326,9 @@ def test_a_swin_sees_its_whole_map() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:timm")  # of how it resizes the bias
-def test_a_swin_takes_images_of_other_sizes() -> None:
-    model = swin(strict_img_size=False)
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+def test_a_swin_takes_images_of_other_sizes(kind: str) -> None:
+    model = MODELS[kind](strict_img_size=False)
     replace_attention(model, "softpp", measure=False)
     assert model(images(2, 3, 44, 92)).shape == (2, 5)
     model.set_input_size((112, 56), window_size=4)
@@ -344,13 +345,13 @@ def test_maps_of_odd_sides() -> None:
     assert model(images(1, 3, 28, 28)).shape == (1, 5)
 
 
-@pytest.mark.parametrize("kind", ["vit", "swin"])
+@pytest.mark.parametrize("kind", [kind for kind in MODELS if kind != "deit"])
 def test_models_that_give_features(kind: str) -> None:
     arguments = {"features_only": True, "out_indices": (0, 1)}
     model, x = MODELS[kind](**arguments), images(1, 3, SIDES[kind], SIDES[kind])
     expected = model(x)
-    report = replace_attention(model, "softpp")
-    assert report.layers == (3 if kind == "swin" else 2)
+    report = replace_attention(model, "softpp", measure=kind in TIED)
+    assert report.layers == DEPTHS[kind]
     assert [tuple(f.shape) for f in model(x)] == [tuple(f.shape) for f in expected]
     replace_attention(model, "softmax", measure=False)
     replace_attention(model, "original", measure=False)

@@ -142,7 +142,7 @@ def tie_qk(model: nn.Module) -> nn.Module:
     kernel, as in the paper's ablation.
 
     Args:
-        model: A model that `replace_attention` takes, with timm's own attention.
+        model: Such a model of timm, with its own attention.
     """
     places = _places(_backbone(model, "tie_qk"))
     for place in places:

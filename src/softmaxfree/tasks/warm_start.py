@@ -15,8 +15,8 @@ from ..models.weights import Weights
 def initialise(model: nn.Module, weights: Weights) -> str:
     """Loads the weights whose names and shapes the model has; returns what was taken.
 
-    Position embeddings are resized. Projections of timm's ViT and Swin are taken even if the
-    attention was replaced, in the file or in the model.
+    Position embeddings are resized. Projections of timm's and torch's attentions are taken
+    even if the attention was replaced, in the file or in the model.
     """
     state = {name.removeprefix("model."): tensor for name, tensor in weights.state.items()}
     state = rename_projections(checkpoint_filter_fn(state, model), model)
