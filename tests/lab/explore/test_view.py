@@ -82,7 +82,7 @@ def test_the_prediction_is_the_models(view: View) -> None:
     expected = logits.softmax(1)[0].tolist()
     assert list(prediction.probabilities.values()) == pytest.approx(expected)
     assert "64 x 64 pixels, trained at 32 x 32" in prediction.caption
-    assert "The model knows 10 classes and nothing else: 0, 1, 2" in prediction.caption
+    assert "The model knows 1000 classes and nothing else: 0, 1, 2" in prediction.caption
 
 
 def passes(subject: Subject) -> tuple[list[int], Any]:
