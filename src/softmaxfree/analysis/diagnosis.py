@@ -35,7 +35,7 @@ models, trained and not, SOFT exceeds it in some layers at 1.5 times the side; S
 
 LEAST_AGREEMENT = 0.9
 """Warn if a smaller share of the images keeps the class that it has at the trained size. With the
-weights of the package, accuracy falls by as much as agreement does, to 6 points."""
+weights of the package, at 1.5 to 4 times the side, accuracy was this share to 5 points."""
 
 MOST_RESIDUAL = 1e-2
 """Warn if |B X B - B| / |B| of a computed inverse X of B is larger."""
@@ -147,7 +147,8 @@ def diagnose(
     Args:
         model: With SOFT or SOFT++ in some of its layers, run in evaluation mode; or trained weights
             as `softmaxfree.models.weights.find_weights` takes them, such as softpp_nano.cifar10.
-        images: (B, channels, H, W), normalised as the model expects them.
+        images: (B, channels, H, W), normalised as the model expects them; some dozens of them show
+            whether classes change.
         trained_size: Side, or (height, width), of the images the model was trained with; if not
             given, the size that its position embeddings are for.
 
