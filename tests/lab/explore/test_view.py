@@ -88,7 +88,7 @@ def test_the_prediction_is_the_models(view: View) -> None:
     probabilities, caption = view.prediction(found)
     assert list(probabilities.values()) == pytest.approx(logits.softmax(1)[0].tolist())
     assert "64 x 64 pixels, trained at 32 x 32" in caption
-    assert "The model knows 10 classes and nothing else: 0, 1, 2" in caption
+    assert "The model knows 1000 classes and nothing else: 0, 1, 2" in caption
 
 
 def passes(subject: Subject) -> tuple[list[int], Any]:
