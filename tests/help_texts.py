@@ -52,4 +52,6 @@ def help_of(parser: ArgumentParser) -> str:
 if __name__ == "__main__":
     for command in all_commands():
         if command[0] not in BY_HAND:
-            (HELP / f"{'-'.join(command)}.txt").write_text(help_of(parser_of(command)))
+            path = HELP / f"{'-'.join(command)}.txt"
+            path.touch()  # a new command has none yet
+            path.write_text(help_of(parser_of(command)))

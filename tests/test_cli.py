@@ -128,6 +128,8 @@ def test_unknown_options_are_refused() -> None:
 def test_what_a_benchmark_cannot_do_is_said_before_the_work_starts(tmp_path: Path) -> None:
     for words, message in (
         (("--contestants", "[nope]"), "unknown contestant 'nope'; choose among soft, softpp"),
+        (("--contestants", "nope"), "unknown contestant 'nope'; choose among soft, softpp"),
+        (("--contestants", "softpp", "nope"), "unknown contestant 'nope'; choose among soft"),
         (("--against", "nowhere.json"), "nowhere.json"),
         (("--modules", "[no_such_module]"), "there is no module no_such_module"),
     ):
@@ -139,6 +141,22 @@ def test_what_a_benchmark_cannot_do_is_said_before_the_work_starts(tmp_path: Pat
         done = softmaxfree("bench", "memory", "--device", "cuda")
         assert "torch finds no GPU; use --device cpu" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--images a.png --size 3", "--images [a.png] --size 3"),
+        ("--images a.png b:c.png", '--images [a.png,"b:c.png"]'),
+        ("--images [a.png,b.png] --sizes 32 48", "--images [a.png,b.png] --sizes [32,48]"),
+        ("--images=a.png --lr -3 -4", "--images=a.png --lr -3 -4"),
+        ("--images null", "--images null"),
+        ("", ""),
+    ],
+)
+def test_a_list_needs_no_brackets(words: str, expected: str) -> None:
+    assert cli.gathered(words.split(), "--images IMAGES, --images+ IMAGES") == expected.split()
+    assert cli.gathered(words.split(), "positional arguments:\n --images+") == words.split()
 
 
 def test_a_missing_extra_is_named() -> None:

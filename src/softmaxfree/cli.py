@@ -1,6 +1,7 @@
 """`softmaxfree COMMAND ...`: a table of commands; each is imported when it runs."""
 
 import io
+import json
 import os
 import re
 import signal
@@ -118,10 +119,11 @@ def run_command(words: list[str]) -> None:
         found = commands[words[0]]
         program, words = [*program, words[0]], words[1:]
         if isinstance(found, Command):
+            told = (HELP / f"{'-'.join(program[1:])}.txt").read_text()
             if {"-h", "--help"} & set(words):
-                print((HELP / f"{'-'.join(program[1:])}.txt").read_text(), end="")
+                print(told, end="")
             else:
-                _call(found, words, " ".join(program))
+                _call(found, gathered(words, told), " ".join(program), told)
             return
         commands = found.commands
     if words == ["--version"]:
@@ -137,7 +139,32 @@ def run_command(words: list[str]) -> None:
     print("\nCOMMAND --help explains one; --traceback shows where an error comes from; --version.")
 
 
-def _call(command: Command, words: list[str], program: str) -> None:
+def gathered(words: list[str], told: str) -> list[str]:
+    """The words with lists as jsonargparse reads them: `--images a b` becomes `--images [a,b]`.
+
+    Args:
+        words: What follows the command.
+        told: The command's help, which has `--images+` for a list. A command with positional
+            arguments is left as it is: they may follow an option.
+    """
+    lists = set(re.findall(r"(--\w+)\+", told))
+    groups: list[list[str]] = []
+    for word in words:
+        if word.startswith("-") or not groups:
+            groups.append([word])
+        else:
+            groups[-1].append(word)
+    found: list[str] = []
+    for option, *values in groups if "positional arguments:" not in told else []:
+        several = option in lists and values and values[0] != "null" and values[0][:1] != "["
+        if option.startswith("--") and "=" not in option and (several or len(values) > 1):
+            quoted = [json.dumps(x) if re.search(r"[\s,:#'\"{}\[\]]", x) else x for x in values]
+            values = [f"[{','.join(quoted)}]"]
+        found += [option, *values]
+    return found or words
+
+
+def _call(command: Command, words: list[str], program: str, told: str) -> None:
     module, name = command.target.split(":")
     with needs(command.extra, program):
         function: Callable[..., Any] = getattr(import_module(f"softmaxfree.{module}"), name)
