@@ -265,7 +265,7 @@ def test_a_model_that_is_larger_than_its_weights_is_not_built() -> None:
     with pytest.raises(UserError, match=r"describes a model of [\d,]{14,} numbers, but has"):
         built(lambda: build_model(BackboneConfig("softpp_nano", options=options), 10), state)
     with pytest.raises(UserError, match="no model can be built from the checkpoint"):
-        built(lambda: build_model("softpp_nano", 10), {})
+        built(lambda: torch.nn.Linear("wide", 1), state)  # type: ignore[arg-type]
     model = built(lambda: build_model("softpp_nano", 10), state)
     assert not model.training
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in state.items())

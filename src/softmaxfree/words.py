@@ -1,5 +1,7 @@
 """The words of a command line: how they become a call of a function."""
 
+import json
+import re
 from collections.abc import Callable, Container
 from inspect import Parameter, signature
 from itertools import groupby
@@ -39,8 +41,14 @@ def with_lists(words: list[str], lists: Container[str] = ()) -> list[str]:
     for is_option, group in groupby(words, lambda word: word.startswith("--")):
         values = list(group)
         one = found and found[-1] in lists and values[0][:1] != "[" and values[0] != "null"
-        found += values if is_option or not (len(values) > 1 or one) else [f"[{','.join(values)}]"]
+        joined = f"[{','.join(map(_quoted, values))}]"
+        found += values if is_option or not (len(values) > 1 or one) else [joined]
     return found
+
+
+def _quoted(word: str) -> str:
+    """A word as YAML takes it within brackets; only what means something there is quoted."""
+    return word if re.fullmatch(r"[\w./+-]*", word) else json.dumps(word)
 
 
 def list_options(function: Callable[..., Any], prefix: str = "--") -> set[str]:

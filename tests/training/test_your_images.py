@@ -138,8 +138,8 @@ def test_recipes_are_found_by_name_from_any_folder(
 
 
 def test_lists_need_no_brackets() -> None:
-    words = ["--a", "16", "32", "--b", "1", "--c", "x", "--d", "[2,3]", "--e=7", "--flag", "--f"]
-    joined = ["--a", "[16,32]", "--b", "1", "--c", "[x]", *words[7:]]
+    words = ["--a", "16", "b:c", "--b", "1", "--c", "x", "--d", "[2,3]", "--e=7", "--flag", "--f"]
+    joined = ["--a", '[16,"b:c"]', "--b", "1", "--c", "[x]", *words[7:]]
     assert with_lists(words, {"--c", "--d"}) == joined
 
 
