@@ -121,7 +121,7 @@ OPTIONS = {
     "fit --out run --model.warmup_epochs -3": "warm.*at least 0, got -3",
     "fit --out run --model.smoothing 3": "smoothing must be .*got 3",
     "fit --out run --model.backbone softpp_nanno": "'softpp_nanno'; did you mean softpp_nano",
-    "fit --out run --model.backbone softpp_nano.imagenet": "nano.imagenet.*nano.cifar10",
+    "fit --out run --model.backbone softpp_nano.imagenet": "imagenet.*softpp_nano.cifar10",
     "fit --out run --model.attention sofft": "unknown attention 'sofft'; choose one of soft",
     "fit --out run --model Nonsense": "Nonsense",
     "fit --out run --trainer.max_epochs x": "--trainer.max_epochs must be a whole number, got x",
