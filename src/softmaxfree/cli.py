@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import select
 import signal
 import sys
 from argparse import ArgumentError
@@ -189,12 +190,12 @@ def _call(command: Command, words: list[str], program: str, told: str) -> None:
 
 def _reader_has_left() -> bool:
     """Whether standard output is a pipe that nobody reads any more, as in `... | head`."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
+    output = select.poll()
+    output.register(sys.stdout.fileno(), select.POLLOUT)
+    left = any(event & select.POLLERR for _, event in output.poll(0))
+    if left:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's last flush
-        return True
-    return False
+    return left
 
 
 if __name__ == "__main__":
