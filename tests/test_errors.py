@@ -57,7 +57,6 @@ def test_what_cannot_be_written_is_said_in_a_sentence(tmp_path: Path) -> None:
         write_atomically(tmp_path / "file" / "inside.json", "{}")
 
 
-@pytest.mark.slow
 def test_a_command_whose_reader_leaves_ends_quietly() -> None:
     """As `softmaxfree bench attention --help | head -1` does."""
     process = subprocess.Popen(

@@ -1,6 +1,7 @@
 """Errors that a user can correct, as opposed to bugs."""
 
 import os
+import select
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -69,9 +70,9 @@ def visible(text: object) -> str:
 
 def reader_has_left() -> bool:
     """Whether standard output is a pipe that nobody reads any more, as in `... | head`."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
+    output = select.poll()
+    output.register(sys.stdout.fileno(), select.POLLOUT)
+    left = any(event & select.POLLERR for _, event in output.poll(0))
+    if left:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's last flush
-        return True
-    return False
+    return left

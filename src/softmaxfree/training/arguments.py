@@ -20,7 +20,7 @@ from ..errors import UserError, visible
 from ..files import recipe
 from ..imports import listed
 from ..models.checkpoints import read_run_checkpoint
-from ..models.weights import find_weights
+from ..models.weights import find_weights, trained
 from ..trust import configuration, read_yaml
 from ..words import list_options, with_lists
 
@@ -83,7 +83,8 @@ def _preparation(model: Namespace) -> dict[str, Any]:
     if source := model.get("init_checkpoint"):
         with suppress(UserError):  # weights that do not say it, or that are gone
             return asdict(find_weights(source).preparation)
-    told = timm.get_pretrained_cfg(model.get("backbone") or "")
+    name = model.get("backbone") or ""
+    told = trained(name) or timm.get_pretrained_cfg(name.partition(".")[0])
     side = (model.get("options") or {}).get("img_size")
     found = resolve_data_config({"img_size": side}, told.to_dict() if told else {})
     names = ("mean", "std", "crop_pct", "interpolation")
