@@ -10,13 +10,13 @@ from jsonargparse import ArgumentParser
 
 from softmaxfree.cli import COMMANDS, Command, Commands, run_command
 
-WORDS = {
+WORDS: dict[str, str | tuple[str, ...]] = {
     "against": "A .json file of an earlier run",
     "all": "Run all experiments",
     "attention": "Attention",
     "attentions": "Names of attentions",
-    "checkpoint": "Checkpoint",
-    "checkpoints": "Checkpoints of runs",
+    "checkpoint": ("Trained weights", "Weights to score", "Run to go on with"),
+    "checkpoints": "Trained weights",
     "config": "Path to a configuration file",
     "contestants": "Names of attentions",
     "device": "Device to compute on.",
@@ -48,7 +48,7 @@ WORDS = {
     "short": "Runs of minutes",
     "size": "Side of images in pixels",
     "sizes": "Sides of images in pixels",
-    "source": "The authors' .pth file.",
+    "source": "A run's folder or checkpoint",
     "split": "Part of it to test on.",
     "target": "The .",
     "tasks": "Names of tasks",
@@ -56,6 +56,7 @@ WORDS = {
     "threshold": "Lowest score of an object",
     "traced_size": "Side of the image that the model is traced with",
     "top": "Number of classes to show",
+    "weights": "Trained weights",
     "workers": "Runs at a time.",
 }
 """Every word on the command line, and how its help begins in every command that has it."""
