@@ -102,11 +102,11 @@ def test_softpp_stays_in_range(side: int) -> None:
 
 def test_the_collapse_of_trained_softpp_is_foretold() -> None:
     """By the classes of the same images at both sizes: its norms stay in range."""
-    weights = find_weights("softpp_nano.cifar10")
+    weights = find_weights("digits-softpp")
     model, classifier = weights.build(), Classifier(weights)
-    images = torch.cat([classifier.tensor(Digits("val").load(i)[0], 64) for i in range(4)])
+    images = torch.cat([classifier.tensor(Digits("val").load(i)[0], 64) for i in range(6)])
     with pytest.warns(UserWarning, match=r"at 64 x 64 pixels .* get another class than at 32 x 32"):
-        diagnosis = diagnose("softpp_nano.cifar10", images)
+        diagnosis = diagnose("digits-softpp", images)
     assert len(diagnosis.warnings) == 1
     assert all(layer.growth and 0.5 < layer.growth < 2 for layer in diagnosis.layers)
     with torch.no_grad():

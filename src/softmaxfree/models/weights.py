@@ -180,7 +180,8 @@ def _of_timm(name: str, cfg: PretrainedCfg) -> Weights:
 def _of_file(name: str, path: Path) -> Weights:
     if path.suffix == ".ckpt":
         told = read_run_checkpoint(path)
-        return _told(name, told.get("state_dict") or read_checkpoint(path), told)
+        state = told["state_dict"] if "state_dict" in told else read_checkpoint(path)
+        return _told(name, state, told)
     state, told = read_checkpoint(path), {}
     if path.suffix == ".safetensors":
         with safe_open(path, framework="pt") as file:
