@@ -38,7 +38,7 @@ def parser_of(words: tuple[str, ...]) -> ArgumentParser:
 
     try:
         with patch.object(ArgumentParser, "parse_args", stop):
-            run_command([*words, "--config=any"])
+            run_command([*words, "--config=fsdp"])
     except ParserMade as made:
         return made.args[0]
     raise AssertionError(f"{words} has parsed nothing")

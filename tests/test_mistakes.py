@@ -32,7 +32,7 @@ COMMANDS = {
     "bench attention --against gone.json": "cannot read gone.json: No such file",
     "bench attention --against red.png": "red.png is not JSON",
     "bench attention --modules [no_such]": "no module no_such.*--modules",
-    "figures memory --results empty": "empty/memory.json is not there; write it with",
+    "figures memory --results empty": "cannot read empty/memory.json: .* write it with",
     "figures resolution --root gone": "no folder gone.*--root",
     "figures resolution --sizes [0]": r"--sizes must be .*1 .*got \[0\]",
     "figures heatmap --place [2,2]": r"--place must be two fractions.*got \[2.0, 2.0\]",

@@ -43,7 +43,7 @@ def test_listops_is_trained_and_scored(
     folder = Path(f"runs/{attention}-listops")
     told = json.loads((folder / "run.json").read_text())
     printed = capsys.readouterr().out
-    assert f"training {attention} (0.0 M parameters) on listops" in printed
+    assert f"training {attention} from scratch (0.0 M parameters) on listops" in printed
     assert "predict with" not in printed
     last = printed.splitlines()[-1]
     assert last == f"held-out accuracy: {told['scores']['accuracy'] * 100:.2f} %"
@@ -63,7 +63,7 @@ def test_listops_is_trained_and_scored(
     assert f"val/accuracy{'':12}{100 * right / 5:.2f} %" in capsys.readouterr().out
     compare_runs([folder], None)
     line = capsys.readouterr().out.splitlines()[-1].split()
-    assert line[:3] == [folder.name, attention, "0"]  # no backbone
+    assert line[:4] == [folder.name, attention, "scratch", "0"]  # no backbone
 
 
 def test_pairs_are_trained(

@@ -161,7 +161,7 @@ def test_data_that_are_not_there_or_all_broken(
 ) -> None:
     monkeypatch.delenv("SOFTMAXFREE_DATA", raising=False)
     ckpts = [write_checkpoint("softpp")]
-    with pytest.raises(ValueError, match=r"there is no folder nowhere; give .* with --root"):
+    with pytest.raises(ValueError, match=r"there is no folder nowhere: give .* with --root"):
         resolution.draw_resolution(ckpts, [16], "nowhere", "val", tmp_path)
     (tmp_path / "val" / "3").mkdir(parents=True)
     (tmp_path / "val" / "3" / "broken.png").write_bytes(b"no image")
