@@ -3,11 +3,14 @@
 import json
 import subprocess
 import sys
+from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from softmaxfree.errors import UserError
 from softmaxfree.training.log import LineLogger, read_metrics
 from softmaxfree.training.report import describe_run, draw_run, origin
 from softmaxfree.training.runs import compare_runs
@@ -67,6 +70,57 @@ def test_runs_that_are_not_finished_are_shown_as_such(
         compare_runs([tmp_path])
         process.communicate(b"\n")
     assert capsys.readouterr().out.split()[-2:] == ["1.5", "running"]
+
+
+def set_in(parts: dict[str, Any], place: str, value: Any) -> dict[str, Any]:
+    *above, last = place.split("/")
+    inner = parts = json.loads(json.dumps(parts))
+    for part in above:
+        inner = inner[part]
+    inner[last] = value
+    return parts
+
+
+@pytest.mark.parametrize(
+    ("file", "place", "value"),
+    [
+        ("config", "model/class_path", "/PLACE/canary"),
+        ("config", "model/class_path", "a.b/../../canary"),
+        ("config", "seed_everything", date(2026, 1, 1)),
+        ("run", "scores", {"accuracy": "x"}),
+        ("run", "scores", {"accuracy": [1]}),
+        ("run", "hardware", 3),
+        ("run", "commit", 3),
+        ("run", "seconds", 10**400),
+    ],
+)
+def test_files_that_fit_has_not_written_are_no_run(
+    file: str, place: str, value: Any, tmp_path: Path
+) -> None:
+    """A task's name would be that of a file elsewhere; the others were tracebacks."""
+    value = value.replace("/PLACE", str(tmp_path)) if isinstance(value, str) else value
+    files = {"config": SMALL, "run": {**origin(), "seconds": 1.0}}
+    files[file] = set_in(files[file], place, value)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(files["config"]))
+    describe_run(tmp_path, **files["run"])
+    with pytest.raises(UserError, match="holds no run") as caught:
+        compare_runs([tmp_path], tmp_path / "tables" / "here")
+    assert "\n" not in str(caught.value)
+    assert {path.name for path in tmp_path.iterdir()} == {"config.yaml", "run.json"}
+
+
+def test_letters_that_steer_a_terminal_are_not_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = {**origin(), "command": "\x1b[31m", "start": "\x1b[31m", "scores": {"accuracy": {}}}
+    describe_run(tmp_path, **told, seconds=1.0)
+    config = set_in(SMALL, "seed_everything", "\x1b[31m")
+    config = set_in(config, "model/init_args/backbone", "\x1b[31m_")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    compare_runs([tmp_path], tmp_path)
+    printed = capsys.readouterr().out + (tmp_path / "classification-runs.md").read_text()
+    assert "\x1b" not in printed
+    assert printed.count(r"\x1b[31m") == 9
 
 
 def test_a_run_without_metrics_is_drawn_too(tmp_path: Path) -> None:
