@@ -183,13 +183,9 @@ def test_a_run_that_has_ended_meanwhile_is_not_written_over(
         "- a list",
         "trainer: {max_epochs: [1]}",
         "model: {class_path: [1], init_args: 3}\nseed_everything: {a: b}",
-        "a: &a [x, x]\n"
-        + "".join(
-            f"{n}: &{n} [{', '.join([f'*{m}'] * 9)}]\n" for m, n in zip("abcdefgh", "bcdefghi")
-        )
-        + "data: {init_args: {root: *i}}\nseed_everything: *i\n",
+        f"data: {{init_args: {{root: {'x' * 10**5}}}}}\nseed_everything: {'x' * 10**5}\n",
     ],
-    ids=["torn", "list", "length", "kinds", "laughs"],
+    ids=["torn", "list", "length", "kinds", "long"],
 )
 def test_whatever_a_checkpoint_says_it_was_told_is_a_sentence(config: str, tmp_path: Path) -> None:
     """With --config of one's own a stranger's is only compared with it."""
@@ -200,7 +196,7 @@ def test_whatever_a_checkpoint_says_it_was_told_is_a_sentence(config: str, tmp_p
         resumption(tmp_path / "last.ckpt", yaml.safe_dump(given))
     assert len(str(caught.value)) < 1000
     del given["seed_everything"], given["trainer"], given["model"]
-    if config.startswith("a:"):  # what may change is recorded, and not at any length
+    if config.startswith("data:"):  # what may change is recorded, and not at any length
         told = resumption(tmp_path / "last.ckpt", yaml.safe_dump(given))
         assert len(json.dumps(told)) < 2000
 

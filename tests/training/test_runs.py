@@ -1,7 +1,6 @@
 """Runs from the command line, in this process: what they write, print and refuse."""
 
 import csv
-import io
 import json
 import re
 import shlex
@@ -17,7 +16,6 @@ import yaml
 from jsonargparse import Namespace
 from PIL import Image
 
-from softmaxfree.cli import main
 from softmaxfree.data import ImageData
 from softmaxfree.errors import DivergedError, UserError
 from softmaxfree.layers.registry import ATTENTIONS

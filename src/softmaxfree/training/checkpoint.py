@@ -122,6 +122,8 @@ class RunCheckpoint(Checkpoint):
         self._stop_if_asked(trainer)
         ends = self.step == trainer.max_steps or trainer.should_stop  # within an epoch
         if self.step % self.save_every == 0 or trainer.is_last_batch or ends:
+            # Now: a run that is killed after the checkpoint does not log this step again.
+            trainer._logger_connector.update_train_step_metrics()
             self._save_last(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -183,7 +185,7 @@ class RunCheckpoint(Checkpoint):
         return {"highest": self.highest}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.highest = state_dict["highest"]
+        self.highest = float(state_dict["highest"])
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
