@@ -253,6 +253,7 @@ def test_a_model_is_built_of_plain_values() -> None:
     assert taken == {"backbone": "softpp_nano", "num_classes": 3, "options": {"num_landmarks": 4}}
     for name, value in {
         "norm_layer": {"class_path": "evil.Norm"}, "features_only": True, "out_indices": [0],
+        "foo": torch.zeros(3),
         "depths": [10**6] * 4, "attention_options": {"device": "cuda"}, "num_landmarks": "4",
     }.items():  # fmt: skip
         with pytest.raises(UserError, match=f"sets options.{name}.* not taken from a file"):
@@ -303,6 +304,7 @@ def test_how_images_are_prepared_is_checked() -> None:
     wrong = [
         ("size", 10**6), ("mean", "x"), ("classes", [1, 2]), ("evil", 1),
         # Some of these ended in OverflowError and KeyError.
+        ("std", [0, 1, 1]),
         ("crop_pct", 1e-320), ("crop_pct", -1), ("crop_pct", 2), ("interpolation", "evil"),
     ]  # fmt: skip
     for name, value in wrong:

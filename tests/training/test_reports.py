@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import yaml
+from lightning.pytorch import Trainer
 
 from softmaxfree.errors import UserError
+from softmaxfree.training.checkpoint import RunCheckpoint
 from softmaxfree.training.log import LineLogger, read_metrics
 from softmaxfree.training.report import describe_run, draw_run, origin
 from softmaxfree.training.runs import compare_runs
@@ -26,6 +28,37 @@ def test_a_log_cut_short_by_a_kill_is_read_and_appended_to(tmp_path: Path) -> No
     logger.path.write_text(whole + whole[:9])
     logger.log_metrics({"loss": 1.5}, step=1)
     assert read_metrics(logger.path) == {"loss": [(0, 3.0), (1, 1.5)]}
+
+
+def test_a_resumed_run_writes_each_line_once(tmp_path: Path) -> None:
+    logger, again = LineLogger(tmp_path), LineLogger(tmp_path, resumed_at=2)
+    for step in (0, 1, 1, 2, 3):  # the checkpoint of step 2 has logged it before
+        logger.log_metrics({"loss": 1.0 / (step + 1)}, step)
+    logger.path.write_bytes(logger.path.read_bytes()[:-5])
+    for step in (1, 2, 3):  # step 1 was validated again
+        again.log_metrics({"loss": 1.0 / (step + 1)}, step)
+    lines = [json.loads(line) for line in logger.path.read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2, 3]
+
+
+def test_a_run_that_is_killed_after_a_checkpoint_loses_no_line(
+    fit: Fit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = RunCheckpoint._save_last
+    words = ("--save_every=1", "--trainer.limit_val_batches=1", "--data.eval_sizes=[16]")
+
+    def killed(self: RunCheckpoint, trainer: Trainer) -> None:
+        save(self, trainer)
+        if trainer.global_step == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunCheckpoint, "_save_last", killed)
+        with pytest.raises(KeyboardInterrupt):
+            fit(*words)
+    folder = fit(*words, "--checkpoint=last")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "train/loss_step" in line] == [0, 1, 2]
 
 
 def test_finished_runs_are_compared(

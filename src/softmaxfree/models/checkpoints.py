@@ -232,7 +232,8 @@ def check_parts(checkpoint: dict[str, Any]) -> None:
             raise ValueError(f"its {name} is a {type(checkpoint[name]).__name__}")
     for name in ("optimizer_states", "lr_schedulers", "callbacks"):
         parts = checkpoint.get(name, [])
-        if not all(isinstance(x, dict) for x in (parts.values() if name == "callbacks" else parts)):
+        entries = parts.values() if isinstance(parts, dict) else parts
+        if not all(isinstance(entry, dict) for entry in entries):
             raise ValueError(f"its {name} hold other things than mappings")
     for name in ("state_dict", "current_model_state"):
         for key, value in checkpoint.get(name, {}).items():
