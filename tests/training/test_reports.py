@@ -31,7 +31,7 @@ def test_a_log_cut_short_by_a_kill_is_read_and_appended_to(tmp_path: Path) -> No
 
 
 def test_a_resumed_run_writes_each_line_once(tmp_path: Path) -> None:
-    logger, again = LineLogger(tmp_path), LineLogger(tmp_path, resumed_at=2)
+    logger, again = LineLogger(tmp_path), LineLogger(tmp_path, begin=2)
     for step in (0, 1, 1, 2, 3):  # the checkpoint of step 2 has logged it before
         logger.log_metrics({"loss": 1.0 / (step + 1)}, step)
     logger.path.write_bytes(logger.path.read_bytes()[:-5])

@@ -201,8 +201,8 @@ class TrainingCLI(LightningCLI):
             ours["plugins"].append(SynchronisedBatchNorm())
         if trainer_config.logger is not False:
             others = [] if trainer_config.logger is True else _as_list(trainer_config.logger)
-            resumed_at = self.resumption["step"] if self.resumption else None
-            ours["logger"] = [LineLogger(self.folder, resumed_at), *others]
+            begin = self.resumption["step"] if self.resumption else 0
+            ours["logger"] = [LineLogger(self.folder, begin or 0), *others]
         trainer = self._trainer(**ours)
         RunLoop.install(trainer)
         return trainer

@@ -19,7 +19,9 @@ from ..files import append, write_atomically
 class LineLogger(Logger):
     """Appends metrics to metrics.jsonl, one line of JSON each time they are logged.
 
-    A resumed run removes the lines after its checkpoint, and writes none twice.
+    A run first removes the lines of steps that it takes again, and writes no line twice. The means
+    of an epoch in which a run was killed are of the steps since; if it was killed after the last
+    of them, there are none.
 
     A run has it beside the loggers of --trainer.logger. Lightning's CSVLogger does not serve in its
     place: it deletes the file of a run that is resumed, and rewrites the whole file, not
@@ -27,13 +29,13 @@ class LineLogger(Logger):
 
     Args:
         folder: The run's folder.
-        resumed_at: Steps that the run had done when it was resumed.
+        begin: The steps of the checkpoint that the run goes on from.
     """
 
-    def __init__(self, folder: Path, resumed_at: int | None = None) -> None:
+    def __init__(self, folder: Path, begin: int = 0) -> None:
         super().__init__()
         self.folder, self.path = folder, folder / "metrics.jsonl"
-        self.resumed_at = resumed_at
+        self.begin: int | None = begin
         self.step: int | None = None
         self.written: set[bytes] = set()
         """The lines of this step."""
@@ -59,10 +61,10 @@ class LineLogger(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        if self.resumed_at is not None:
-            kept = [line for line in _lines(self.path) if _entry(line)[0] < self.resumed_at]
+        if self.begin is not None:
+            kept = [line for line in _lines(self.path) if _entry(line)[0] < self.begin]
             write_atomically(self.path, b"".join(line + b"\n" for line in kept))
-            self.step, self.resumed_at = self.resumed_at - 1, None
+            self.step, self.begin = self.begin - 1, None
             self.written = {line for line in kept if _entry(line)[0] == self.step}
         if step != self.step:
             self.step, self.written = step, set()
