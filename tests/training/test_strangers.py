@@ -218,15 +218,18 @@ def test_parts_of_other_types_are_refused(part: str, value: Any, tmp_path: Path)
     [
         ({"accelerator": "foo"}, []),
         ({"barebones": True, "fast_dev_run": 2}, []),
+        ({"precision": "foo"}, []),
         ({}, ["--trainer.strategy=junk"]),
     ],
-    ids=["accelerator", "barebones", "strategy"],
+    ids=["accelerator", "barebones", "precision", "strategy"],
 )
 def test_a_trainer_that_cannot_be_built_is_a_sentence(
     evil: Any, trainer: dict[str, Any], words: list[str]
 ) -> None:
     path = evil(lambda _, config: config["trainer"].update(trainer))
-    with pytest.raises(UserError, match=r"there is no accelerator 'foo'|no trainer can be built"):
+    with pytest.raises(
+        UserError, match=r"no accelerator 'foo'|no trainer can be|--trainer.precision"
+    ):
         run("validate", ["--checkpoint", str(path), *words])
 
 

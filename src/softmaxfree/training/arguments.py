@@ -95,7 +95,7 @@ def _with_recipes(arguments: list[str]) -> list[str]:
     for place, (word, following) in enumerate(zip(arguments, [*arguments[1:], ""])):
         option, equals, value = word.partition("=")
         value = value if equals else following
-        if option in ("--config", "-c") and not Path(value).is_file() and ":" not in value:
+        if option in ("--config", "-c") and ":" not in value and not Path(value).is_file():
             file = str(recipe(value))
             found[place + (not equals)] = f"{option}={file}" if equals else file
     return found
@@ -155,8 +155,9 @@ def place_of_mistake(message: str, arguments: list[str]) -> str:
     Raises:
         UserError: If the file is not YAML.
     """
-    path = Path(_option(arguments, "--config") or "")
-    if not path.is_file():  # the configuration of a checkpoint, as text
+    source = _option(arguments, "--config") or ""
+    path = Path(source)
+    if "\n" in source or not path.is_file():  # the configuration of a checkpoint, as text
         return ""
     try:
         yaml.safe_load(path.read_text())
