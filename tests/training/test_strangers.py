@@ -1,5 +1,6 @@
 """Runs and checkpoints of strangers: nothing of them is run, fetched or written elsewhere."""
 
+import copy
 import io
 import json
 import zipfile
@@ -234,9 +235,17 @@ def test_a_trainer_that_cannot_be_built_is_a_sentence(
 
 
 def test_a_state_that_does_not_fit_is_a_sentence(evil: Any) -> None:
-    path = evil(lambda checkpoint, _: checkpoint.update(optimizer_states=[{"a": 1}]))
-    with pytest.raises(UserError, match=r"file.ckpt cannot be gone on with \(KeyError: "):
-        run("fit", ["--checkpoint", str(path), "--out", "run"])
+    def counted(checkpoint: dict[str, Any], config: dict[str, Any]) -> None:
+        checkpoint["loops"] = copy.deepcopy(checkpoint["loops"])
+        checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"] = "a"
+
+    alterations: list[Alter] = [
+        lambda checkpoint, _: checkpoint.update(optimizer_states=[{"a": 1}]), counted
+    ]  # fmt: skip
+    for alter in alterations:
+        path = evil(alter)
+        with pytest.raises(UserError, match=r"cannot be gone on with \((Key|Value)Error: "):
+            run("fit", ["--checkpoint", str(path), "--out", "run"])
 
 
 def test_links_are_replaced_and_not_followed(tmp_path: Path) -> None:

@@ -34,9 +34,13 @@ MAY_CHANGE = (
 )
 """Where the run takes place and what it displays. All other options define the run."""
 
-STATE = ("state_dict", "optimizer_states", "lr_schedulers", "loops", "callbacks")
-AVERAGE = ("averaging_state", "current_model_state")
-"""The parts of a run's state, and those of an average of the weights."""
+STATE = (
+    "state_dict", "optimizer_states", "lr_schedulers", "epoch_progress",
+    "epoch_loop.batch_progress", "RunCheckpoint",
+)  # fmt: skip
+AVERAGE = ("averaging_state", "current_model_state", "MovingAverage")
+"""The parts of a run's state, and those of an average of the weights; loops and callbacks by
+their own names."""
 
 
 def resumption(path: Path, given: str) -> dict[str, Any]:
@@ -62,7 +66,10 @@ def resumption(path: Path, given: str) -> dict[str, Any]:
             f"--model.init_checkpoint {path} and another --out"
         )
     averaged = now.get("model", {}).get("init_args", {}).get("ema") is not None
-    if missing := [name for name in STATE + AVERAGE * averaged if not checkpoint.get(name)]:
+    state = {**checkpoint, **checkpoint.get("callbacks", {})}
+    if isinstance(loop := checkpoint.get("loops", {}).get("fit_loop"), dict):
+        state |= loop
+    if missing := [name for name in STATE + AVERAGE * averaged if not state.get(name)]:
         raise UserError(
             f"{path} has no {', '.join(missing)}, without which a run cannot go on: it is damaged; "
             f"start a new run from its weights with --model.init_checkpoint {path}"
