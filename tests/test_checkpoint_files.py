@@ -9,7 +9,7 @@ import torch
 
 from softmaxfree.checkpoint_files import damage, keep_previous, sound_checkpoint, write_checkpoint
 from softmaxfree.errors import UserError
-from softmaxfree.models.checkpoints import read_run_checkpoint
+from softmaxfree.models.checkpoints import read_checkpoint, read_run_checkpoint
 
 
 def write(path: Path, step: int = 1) -> dict[str, Any]:
@@ -49,6 +49,16 @@ def test_of_a_file_without_our_checksum_torchs_own_are_looked_at(tmp_path: Path)
     assert damage(path) is None
     flip(path, path.read_bytes().index(torch.arange(64.0).numpy().tobytes()) + 99)
     assert damage(path) == "the checksum of last/data/0 is wrong"
+
+
+def test_a_checkpoint_of_another_name_is_checked_too(tmp_path: Path) -> None:
+    write_checkpoint({"weights": torch.arange(64.0)}, tmp_path / "renamed.pth")
+    assert read_checkpoint(tmp_path / "renamed.pth").keys() == {"weights"}
+    flip(tmp_path / "renamed.pth", 600)
+    with pytest.raises(
+        UserError, match=r"renamed.pth cannot be read as weights \(its checksum is wrong"
+    ):
+        read_checkpoint(tmp_path / "renamed.pth")
 
 
 @pytest.mark.parametrize("kept", [0, 1, 100, 0.5, 0.9])

@@ -217,7 +217,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "num_landmarks must be at least 1, got 0": lambda: nano(num_landmarks=0),
     "ratios must be 4 numbers.*got (2, 1)": lambda: nano(ratios=(2, 1)),
     "unknown method 'newtn'; choose one of auto": lambda: nano(inverse="newtn"),
-    "iters must be from 1 to 1000, got 0": lambda: nano(iters=0),
+    "iters must be a whole number from 1 to 1000, got 0": lambda: nano(iters=0),
     "img_size must be a side or (height, width), got 0": lambda: nano(img_size=0),
     "images must have 3 channels, got shape (1, 1, 8, 8)": lambda: nano()(rand(1, 1, 8, 8)),
     "images must be (B, 3, H, W), got shape (3, 8, 8)": lambda: nano()(rand(3, 8, 8)),

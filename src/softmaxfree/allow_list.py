@@ -105,7 +105,10 @@ def either(*kinds: Kind) -> Kind:
 _SIZES = either(is_size, several(is_size))
 _NUMBERS = either(is_number, several(is_number))
 _PLAIN = either(is_switch, is_word, _NUMBERS)
-_COLOURS = several(is_number, 3)
+_COLOURS: Table = {
+    "mean": several(is_number, 3),
+    "std": several(lambda value: is_number(value) and value > 0, 3),  # divided by
+}
 
 
 def _named(names: str, kind: Kind) -> dict[str, Kind]:
@@ -204,7 +207,7 @@ DATA: Mapping[str, Table] = {
         "eval_sizes": several(is_side),
         **_named("crop_pct flip color_jitter erase", is_number),
         **_named("interpolation train_interpolation crop_mode auto_augment", is_word),
-        **_named("mean std", _COLOURS),
+        **_COLOURS,
         **_named("crop_scale crop_ratio", several(is_number, 2)),
     },
     "DetectionData": {
@@ -239,7 +242,7 @@ PREPARATION: Table = {
     "classes": several(is_text),
     "crop_pct": lambda value: is_number(value) and SMALLEST_CROP <= value <= 1,
     "interpolation": lambda value: is_word(value) and value in INTERPOLATIONS,
-    **_named("mean std", _COLOURS),
+    **_COLOURS,
     "palette": several(several(is_byte, 3)),
 }
 """The preparation of images and the names of classes."""
@@ -260,7 +263,6 @@ def tasks() -> dict[str, Table]:
         "drop_path": is_number,
         "options": {**_BACKBONE_OPTIONS, "attention": is_word, "attention_options": attention},
     }
-    colours = _named("mean std", _COLOURS)
     return {
         "Classification": {
             **backbone,
@@ -269,7 +271,7 @@ def tasks() -> dict[str, Table]:
         },
         "Detection": {
             **backbone,
-            **colours,
+            **_COLOURS,
             "detector": is_word,
             "width": is_size,
             **_named("size max_size", is_side),
@@ -277,7 +279,7 @@ def tasks() -> dict[str, Table]:
         },
         "Segmentation": {
             **backbone,
-            **colours,
+            **_COLOURS,
             "decoder": is_word,
             **_named("width window step", is_size),
             "auxiliary": is_number,

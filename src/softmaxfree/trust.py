@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 import yaml
-from torch import nn
+from torch import Tensor, nn
 
 from .allow_list import DATA, PREPARATION, TRAINER, Table, is_number, tasks
 from .errors import UserError, visible
@@ -50,7 +50,7 @@ def plain(values: Mapping[Any, Any], table: Table, prefix: str) -> tuple[dict[st
             others += inner
         elif kind and (value is None or (callable(kind) and kind(value))):
             taken[name] = value
-        elif value not in (None, False, [], {}):
+        elif isinstance(value, Tensor) or value not in (None, False, [], {}):
             others.append(f"{prefix}{name}")
     return taken, others
 
@@ -98,7 +98,8 @@ def preparation(given: Any, num_classes: int, *needed: str) -> dict[str, Any]:
 def built(make: Callable[[], Model], state: Any) -> Model:
     """A model with a checkpoint's weights, in evaluation mode.
 
-    The model is first built without memory, and refused if it is much larger than the weights.
+    The model is first built without memory, and refused if its parameters and buffers are many
+    more numbers than are stored. Tensors may share what is stored, which counts once.
 
     Args:
         make: Builds the model.
@@ -106,8 +107,10 @@ def built(make: Callable[[], Model], state: Any) -> Model:
     """
     try:
         with torch.device("meta"):
-            told = sum(tensor.numel() for tensor in make().state_dict().values())
-        stored = sum(tensor.numel() for tensor in state.values())
+            large = make()
+        told = sum(tensor.numel() for tensor in (*large.parameters(), *large.buffers()))
+        own = {tensor.untyped_storage().data_ptr(): tensor for tensor in state.values()}
+        stored = sum(x.untyped_storage().nbytes() // x.element_size() for x in own.values())
         if told > 2 * stored + 2**20:
             raise UserError(
                 f"the checkpoint describes a model of {told:,} numbers, but has {stored:,}: it is "
@@ -138,23 +141,33 @@ def _refusing(given: Mapping[Any, Any], table: Table, what: str) -> dict[str, An
 
 
 def read_yaml(text: str, path: Path) -> dict[Any, Any]:
-    """A checkpoint's configuration; raises UserError if the text is not a YAML mapping.
+    """A run's configuration; raises UserError if the text is not a YAML mapping.
 
     Args:
-        text: The configuration in the checkpoint.
-        path: The checkpoint, for messages.
+        text: The configuration.
+        path: The checkpoint or other file that it is from, for messages.
     """
     try:
         if len(text) > LONGEST_TEXT:
             raise ValueError("too long")
-        config = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        config = yaml.load(text, _WithoutAnchors)
+        if not isinstance(config, dict):
+            raise ValueError("no mapping")
+    except Exception as error:  # whatever yaml's constructors raise for wrong values
         raise UserError(
-            f"the configuration in {path} cannot be read: give another with --config"
+            f"the configuration in {path} cannot be read: it is damaged, or not one that "
+            "`softmaxfree fit` has written"
         ) from error
-    if not isinstance(config, dict):
-        raise UserError(f"the configuration in {path} is not a mapping: give another with --config")
     return config
+
+
+class _WithoutAnchors(yaml.SafeLoader):
+    """Refuses anchors and their aliases: a short text could stand for a mapping without end."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.peek_event().anchor is not None:
+            raise ValueError("an anchor or an alias")
+        return super().compose_node(parent, index)
 
 
 def configuration(

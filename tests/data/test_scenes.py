@@ -457,6 +457,16 @@ def test_masks_that_fill_the_memory_are_refused(
         open_coco(tmp_path, *[{}] * 3).load(1)
 
 
+def test_polygons_that_take_a_minute_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coco, "_LONGEST_OF_IMAGE", 1_500_000)
+    beyond = [[-90_000, -90_000, 90_000, -90_000, 90_000, 90_000, -90_000, 90_000]]
+    assert len(open_coco(tmp_path, *[{"segmentation": beyond}] * 2).load(1)[1].boxes) == 2
+    with pytest.raises(UserError, match="its polygons are too long"):
+        open_coco(tmp_path, *[{"segmentation": beyond}] * 3).load(1)
+
+
 @pytest.mark.parametrize(
     "name", ["../9.jpg", "/etc/hostname", "a/../../9.jpg", "", "9\0.jpg"], ids=repr
 )

@@ -10,8 +10,9 @@ from safetensors.torch import save_file
 from timm.models import save_for_hf
 from torch import nn
 
-from softmaxfree.models.checkpoints import read_checkpoint
-from softmaxfree.models.convert import convert
+from softmaxfree.errors import UserError
+from softmaxfree.models.checkpoints import checkpoint_filter_fn, read_checkpoint
+from softmaxfree.models.convert import convert, examine
 from softmaxfree.models.weights import find_weights
 
 from .test_backbones import build, images
@@ -238,3 +239,21 @@ def test_timms_own_saving_round_trips(safe: bool, tmp_path: Path) -> None:
     loaded = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     x = images(2, 3, 40, 40)
     assert torch.equal(loaded(x), model(x))
+
+
+def test_tensors_of_others_under_our_names_are_a_sentence() -> None:
+    zeros = torch.zeros
+    names = ("stages.0.embed.0.conv.weight", "stages.3.cls_token")
+    some = dict.fromkeys((*names, "stages.0.position.grid"), zeros(1, 2, 2, 3))
+    ours = {**some, **{f"stages.{i}.position.grid": zeros(1, 2, 2, 3) for i in range(4)}}
+    theirs = {"pos_embed1": zeros(1, 9, 3), "patch_embed1.proj.0.weight": zeros(3, 3)}
+    norm = "stages.0.blocks.0.attention.landmark_norm.0.weight"
+    for state in (
+        some, {**ours, norm: zeros(0)}, {**ours, "head.weight": zeros(())},
+        {**theirs, "pos_embed1": zeros(3)}, {**theirs, "patch_embed1.proj.x": zeros(1)},
+        {**theirs, "block1.0.attn.kv.weight": zeros(())}, {**theirs, "block1.0.": zeros(1)},
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=r"not the weights of a SOFT .*(Error: |pyramid)"):
+            examine(state, "file.pth")
+    with pytest.raises(UserError, match="not the weights of a SOFT"):
+        checkpoint_filter_fn({"stages.0.position.grid": zeros(1, 0, 0, 3)}, build("soft_tiny"))

@@ -267,9 +267,14 @@ def test_bad_input_is_named() -> None:
         pinv(a[..., :3])
     with pytest.raises(ValueError, match="unknown method 'svd'; choose one of auto, rescaled"):
         pinv(a, "svd")
-    with pytest.raises(ValueError, match="iters must be from 1 to 1000, got 0"):
+    for iters in (2.5, "3"):
+        with pytest.raises(ValueError, match=r"iters must be a whole number .* got"):
+            pinv(torch.eye(3), iters=iters)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="iters must be a whole number from 1 to 1000, got 0"):
         pinv(a, iters=0)
-    with pytest.raises(ValueError, match="iters must be from 1 to 1000, got 1000000"):
+    with pytest.raises(
+        ValueError, match="iters must be a whole number from 1 to 1000, got 1000000"
+    ):
         pinv(a, iters=10**6)
     with pytest.raises(ValueError, match="ridge must be a finite number, 0 or more, got -1"):
         pinv(a, ridge=-1)

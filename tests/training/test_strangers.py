@@ -1,5 +1,6 @@
 """Runs and checkpoints of strangers: nothing of them is run, fetched or written elsewhere."""
 
+import copy
 import io
 import json
 import zipfile
@@ -202,7 +203,8 @@ def test_a_tensor_that_is_larger_than_what_is_stored_is_refused(tmp_path: Path) 
     [
         ("callbacks", [[]]), ("state_dict", "evil"), ("state_dict", {"a": 1}), ("loops", 3),
         ("pytorch-lightning_version", {"a": 1}), ("pytorch-lightning_version", "1; evil"),
-        ("optimizer_states", {}), ("hyper_parameters", None), ("global_step", "7"),
+        ("optimizer_states", {}), ("optimizer_states", [5]), ("callbacks", {"RunCheckpoint": 5}),
+        ("averaging_state", 5), ("hyper_parameters", None), ("global_step", "7"),
     ],
 )  # fmt: skip
 def test_parts_of_other_types_are_refused(part: str, value: Any, tmp_path: Path) -> None:
@@ -210,6 +212,40 @@ def test_parts_of_other_types_are_refused(part: str, value: Any, tmp_path: Path)
     torch.save({"state_dict": {}, part: value}, tmp_path / "file.ckpt")
     with pytest.raises(UserError, match=r"file\.ckpt cannot be read as a checkpoint \(its "):
         AtomicCheckpointIO().load_checkpoint(tmp_path / "file.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("trainer", "words"),
+    [
+        ({"accelerator": "foo"}, []),
+        ({"barebones": True, "fast_dev_run": 2}, []),
+        ({"precision": "foo"}, []),
+        ({}, ["--trainer.strategy=junk"]),
+    ],
+    ids=["accelerator", "barebones", "precision", "strategy"],
+)
+def test_a_trainer_that_cannot_be_built_is_a_sentence(
+    evil: Any, trainer: dict[str, Any], words: list[str]
+) -> None:
+    path = evil(lambda _, config: config["trainer"].update(trainer))
+    with pytest.raises(
+        UserError, match=r"no accelerator 'foo'|no trainer can be|--trainer.precision"
+    ):
+        run("validate", ["--checkpoint", str(path), *words])
+
+
+def test_a_state_that_does_not_fit_is_a_sentence(evil: Any) -> None:
+    def counted(checkpoint: dict[str, Any], config: dict[str, Any]) -> None:
+        checkpoint["loops"] = copy.deepcopy(checkpoint["loops"])
+        checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"] = "a"
+
+    alterations: list[Alter] = [
+        lambda checkpoint, _: checkpoint.update(optimizer_states=[{"a": 1}]), counted
+    ]  # fmt: skip
+    for alter in alterations:
+        path = evil(alter)
+        with pytest.raises(UserError, match=r"cannot be gone on with \((Key|Value)Error: "):
+            run("fit", ["--checkpoint", str(path), "--out", "run"])
 
 
 def test_links_are_replaced_and_not_followed(tmp_path: Path) -> None:

@@ -22,6 +22,9 @@ two corners exceed memory."""
 _LONGEST = 2_000_000
 """Largest perimeter of all polygons of a mask, in pixels."""
 
+_LONGEST_OF_IMAGE = 5 * _LONGEST
+"""The same, of all masks of an image, which then take two seconds or three."""
+
 _MOST_BYTES = 2 * 10**9
 """Largest memory of all masks of an image, one byte for each pixel."""
 
@@ -81,7 +84,11 @@ class CocoScenes(FileScenes):
             return torch.zeros(0, height, width, dtype=torch.uint8)
         if (size := len(annotations) * height * width) > _MOST_BYTES:
             raise UserError(f"its {len(annotations)} masks take {size / 1e9:.0f} GB in memory")
-        encoded = [_encode(annotation["segmentation"], height, width) for annotation in annotations]
+        masks = [annotation["segmentation"] for annotation in annotations]
+        polygons = [polygon for mask in masks if isinstance(mask, list) for polygon in mask]
+        if sum(map(_length, polygons)) > _LONGEST_OF_IMAGE:
+            raise UserError("its polygons are too long")
+        encoded = [_encode(mask, height, width) for mask in masks]
         with warnings.catch_warnings():  # pycocotools makes numpy 2 warn
             warnings.simplefilter("ignore", DeprecationWarning)
             decoded = mask_tools().decode(encoded)  # (H, W, N)
@@ -209,6 +216,10 @@ def _perimeter(polygon: list[Any]) -> float | None:
         return None
     if len(polygon) * (high - low) <= _LONGEST:
         return 0.0
+    return _length(polygon)
+
+
+def _length(polygon: list[Any]) -> float:
     corners = np.array(polygon, dtype=np.float64).reshape(-1, 2)
     return float(np.abs(corners - np.roll(corners, 1, axis=0)).max(1).sum())
 

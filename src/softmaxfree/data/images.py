@@ -91,6 +91,8 @@ class ImageData(Data):
         check_size(eval_sizes, "--data.eval_sizes")
         if not SMALLEST_CROP <= crop_pct <= 1:
             raise UserError(f"--data.crop_pct must be from {SMALLEST_CROP} to 1, got {crop_pct}")
+        if std is not None and min(std) <= 0:
+            raise UserError(f"--data.std must be above 0, got {std}")
         for option, given, known in (
             ("interpolation", interpolation, INTERPOLATIONS),
             ("train_interpolation", train_interpolation, (*INTERPOLATIONS, "random")),

@@ -4,7 +4,8 @@ import math
 import os
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from timm.models import load_state_dict
 from torch import Tensor, nn
 
-from ..checkpoint_files import sound_checkpoint
+from ..checkpoint_files import damage, sound_checkpoint
 from ..errors import UserError
 
 StateDict = dict[str, Tensor]
@@ -37,6 +38,21 @@ _MODULES = {
 """Modules of a block: the authors' names and ours, where they differ."""
 
 
+@contextmanager
+def matching() -> Iterator[None]:
+    """While tensors of others are matched by name and shape, an error means that they are none."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # whatever strange names and shapes make torch raise
+        raise UserError(
+            "these are not the weights of a SOFT or SOFT++, whose names they have "
+            f"({type(error).__name__}: {str(error)[:200]}): the file is damaged"
+        ) from error
+
+
+@matching()
 def checkpoint_filter_fn(state_dict: Mapping[str, Tensor], model: nn.Module) -> StateDict:
     """Renames the authors' weights and resizes position embeddings to the model's grids."""
     state = rename_released(state_dict) if is_released(state_dict) else dict(state_dict)
@@ -142,6 +158,7 @@ def _advice(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], missing
     head = state.get("head.weight")
     if (
         head is not None
+        and head.ndim
         and "head.weight" in expected
         and head.shape != expected["head.weight"].shape
     ):
@@ -159,6 +176,8 @@ def read_checkpoint(path: Path) -> StateDict:
     if path.suffix == ".ckpt":
         path = sound_checkpoint(path)
     check_archive(path)
+    if zipfile.is_zipfile(path) and (reason := damage(path)):  # of a run, whatever its name
+        raise UserError(f"{path} cannot be read as weights ({reason}): it is damaged")
     try:
         state = load_state_dict(str(path), use_ema=True, weights_only=True)
         check_tensors(state)
@@ -193,6 +212,7 @@ def _unreadable(path: Path, what: str, error: Exception) -> UserError:
 _PARTS: dict[str, type] = {
     "state_dict": dict,
     "current_model_state": dict,
+    "averaging_state": dict,
     "callbacks": dict,
     "loops": dict,
     "hyper_parameters": dict,
@@ -210,6 +230,11 @@ def check_parts(checkpoint: dict[str, Any]) -> None:
     for name, kind in _PARTS.items():
         if name in checkpoint and not isinstance(checkpoint[name], kind):
             raise ValueError(f"its {name} is a {type(checkpoint[name]).__name__}")
+    for name in ("optimizer_states", "lr_schedulers", "callbacks"):
+        parts = checkpoint.get(name, [])
+        entries = parts.values() if isinstance(parts, dict) else parts
+        if not all(isinstance(entry, dict) for entry in entries):
+            raise ValueError(f"its {name} hold other things than mappings")
     for name in ("state_dict", "current_model_state"):
         for key, value in checkpoint.get(name, {}).items():
             if not isinstance(key, str) or not isinstance(value, Tensor):

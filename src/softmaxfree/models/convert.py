@@ -18,7 +18,7 @@ from ..errors import UserError
 from ..files import write_atomically
 from ..trust import plain
 from .build import build_model
-from .checkpoints import is_released, rename_released
+from .checkpoints import is_released, matching, rename_released
 from .variants import SIZES
 from .weights import Weights, described, find_weights
 
@@ -145,6 +145,7 @@ def convert_released(
     print(f"written: {target}; load it with\n  {found.call(attention, target)}")
 
 
+@matching()
 def examine(state: Mapping[str, Tensor], source: str | Path) -> Found:
     """What the shapes in a checkpoint tell."""
     released = is_released(state)

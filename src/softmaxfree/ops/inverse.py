@@ -108,8 +108,8 @@ class Inverse(NamedTuple):
         """Raises UserError for what no inverse can be computed with; None is the default ridge."""
         if method not in INVERSES:
             raise UserError(f"unknown method {method!r}; choose one of {', '.join(INVERSES)}")
-        if not 1 <= iters <= _MOST_STEPS:
-            raise UserError(f"iters must be from 1 to {_MOST_STEPS}, got {iters}")
+        if not isinstance(iters, int) or not 1 <= iters <= _MOST_STEPS:
+            raise UserError(f"iters must be a whole number from 1 to {_MOST_STEPS}, got {iters!r}")
         if ridge is None:
             ridge = 0.01 if method in ("auto", "rescaled", "damped") else 0.0
         try:

@@ -97,7 +97,7 @@ def _with_recipes(arguments: list[str]) -> list[str]:
     for place, (word, following) in enumerate(zip(arguments, [*arguments[1:], ""])):
         option, equals, value = word.partition("=")
         value = value if equals else following
-        if option in ("--config", "-c") and not Path(value).is_file() and ":" not in value:
+        if option in ("--config", "-c") and ":" not in value and not Path(value).is_file():
             file = str(recipe(value))
             found[place + (not equals)] = f"{option}={file}" if equals else file
     return found

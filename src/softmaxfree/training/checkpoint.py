@@ -15,6 +15,7 @@ from ..checkpoint_files import LAST, PREVIOUS, keep_previous, write_checkpoint
 from ..errors import DivergedError, UserError
 from ..files import remove_unfinished
 from ..models.checkpoints import read_run_checkpoint
+from .log import LineLogger
 from .loop import RunLoop
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -122,7 +123,19 @@ class RunCheckpoint(Checkpoint):
         self._stop_if_asked(trainer)
         ends = self.step == trainer.max_steps or trainer.should_stop  # within an epoch
         if self.step % self.save_every == 0 or trainer.is_last_batch or ends:
+            self._log_step(trainer)
             self._save_last(trainer)
+
+    @staticmethod
+    def _log_step(trainer: Trainer) -> None:
+        """Writes the step's metrics to our log, before a checkpoint from which it is not repeated.
+
+        Lightning logs them after the checkpoint, and our log then has them already.
+        """
+        loggers = trainer.loggers
+        trainer.loggers = [logger for logger in loggers if isinstance(logger, LineLogger)]
+        trainer._logger_connector.update_train_step_metrics()
+        trainer.loggers = loggers
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Saves before validation, during which the averaged weights are in place."""
@@ -183,7 +196,7 @@ class RunCheckpoint(Checkpoint):
         return {"highest": self.highest}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.highest = state_dict["highest"]
+        self.highest = float(state_dict["highest"])
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]

@@ -174,9 +174,7 @@ class TrainingCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         if self.command != "fit":
             plugins = [*_as_list(self.config_init.trainer.plugins), AtomicCheckpointIO()]
-            return super().instantiate_trainer(
-                logger=False, enable_checkpointing=False, plugins=plugins
-            )
+            return self._trainer(logger=False, enable_checkpointing=False, plugins=plugins)
         config = self.config
         self.text = _configuration(self.parser, config)
         path = config.checkpoint
@@ -205,10 +203,17 @@ class TrainingCLI(LightningCLI):
             ours["plugins"].append(SynchronisedBatchNorm())
         if trainer_config.logger is not False:
             others = [] if trainer_config.logger is True else _as_list(trainer_config.logger)
-            ours["logger"] = [LineLogger(self.folder), *others]
-        trainer = super().instantiate_trainer(**ours)
+            begin = self.resumption["step"] if self.resumption else 0
+            ours["logger"] = [LineLogger(self.folder, begin or 0), *others]
+        trainer = self._trainer(**ours)
         RunLoop.install(trainer)
         return trainer
+
+    def _trainer(self, **ours: Any) -> Trainer:
+        try:
+            return super().instantiate_trainer(**ours)
+        except Exception as error:  # whatever Lightning raises for values of --trainer options
+            raise _refusal("no trainer can be built from the --trainer options", error) from error
 
     def execute(self) -> None:
         """Trains or scores. A bug leaves its traceback in the run's folder."""
@@ -225,15 +230,17 @@ class TrainingCLI(LightningCLI):
             return
         lock = RunLock(self.folder) if self.trainer.is_global_zero else None
         try:
-            if lock and not self.config.checkpoint:
-                refuse_taken(self.folder)  # again: another run may have ended here meanwhile
+            if lock:  # again: another run may have ended here meanwhile
+                refuse_taken(self.folder, self.config.checkpoint)
             self.before_fit()
             with _interruptible():
                 self.trainer.fit(self.model, **arguments)
                 self.after_fit()
         except (UserError, Stopped, KeyboardInterrupt, SystemExit):
             raise
-        except BaseException:
+        except BaseException as error:
+            if self.trainer._checkpoint_connector._loaded_checkpoint:  # its state is being restored
+                raise _refusal(f"{self.config.checkpoint} cannot be gone on with", error) from error
             leave_traceback(self.folder, self.trainer.global_rank)
             raise
         finally:
@@ -382,12 +389,24 @@ def _configuration(parser: LightningArgumentParser, config: Namespace) -> str:
     """The whole configuration of the run, as YAML that --config takes."""
     dumped = yaml.safe_load(parser.dump(config, skip_unset=False, format="yaml"))
     kept = {name: value for name, value in dumped.items() if name not in _NOT_OF_A_RUN}
-    return yaml.safe_dump(kept, sort_keys=False)
+    return yaml.dump(kept, Dumper=_WithoutAliases, sort_keys=False)
+
+
+class _WithoutAliases(yaml.SafeDumper):
+    """Writes a list that occurs twice twice; `read_yaml` refuses aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
 
 
 def _cluster() -> list[SLURMEnvironment]:
     """Slurm without Lightning's signal handlers; RunCheckpoint has ours."""
     return [SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else []
+
+
+def _refusal(what: str, error: BaseException) -> UserError:
+    reason = " ".join(str(error).split())[:300].rstrip(".:")
+    return UserError(f"{what} ({type(error).__name__}: {reason})")
 
 
 def _as_list(value: Any) -> list[Any]:

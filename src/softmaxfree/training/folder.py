@@ -27,11 +27,10 @@ def folder_of_run(config: Namespace) -> Path:
         return Path(chosen)  # chosen by the process that started this one
     base = Path(config.out or _name_of_run(config))
     parallel = int(os.environ.get("WORLD_SIZE", os.environ.get("SLURM_NTASKS", "1"))) > 1
-    if restarts() and not config.checkpoint:
+    if restarts() and holds_run(base):
         config.checkpoint = "last"
-    if config.out or parallel or config.checkpoint:
-        if not config.checkpoint:
-            refuse_taken(base)
+    if config.out or parallel or config.checkpoint or restarts():
+        refuse_taken(base, config.checkpoint)
         folder = base
     else:
         numbered = (base.with_name(f"{base.name}-{number}") for number in range(2, 10_000))
@@ -40,9 +39,12 @@ def folder_of_run(config: Namespace) -> Path:
     return folder
 
 
-def refuse_taken(folder: Path) -> None:
-    """Raises UserError if a folder for a new run has a run in it."""
-    if holds_run(folder):
+def refuse_taken(folder: Path, checkpoint: str | None) -> None:
+    """Raises UserError if a folder has a run in it, other than that of the checkpoint."""
+    own = checkpoint and (
+        checkpoint == "last" or Path(checkpoint).resolve().parent == folder.resolve()
+    )
+    if holds_run(folder) and not own:
         raise UserError(
             f"{folder} holds a run already: give --checkpoint last to go on with it, "
             "or another folder with --out"
@@ -86,9 +88,10 @@ class RunLock:
         with user_file(path, "write"):
             folder.mkdir(parents=True, exist_ok=True)
             self.handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-        if not stat.S_ISREG(os.fstat(self.handle).st_mode):
+        found = os.fstat(self.handle)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
             os.close(self.handle)
-            raise UserError(f"{path} is a pipe or a device, not a file: remove it")
+            raise UserError(f"{path} is a pipe, a device or a link, not a file: remove it")
         try:
             fcntl.lockf(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -1,6 +1,7 @@
 """The log of a run, its progress bar and its speed."""
 
 import json
+import math
 import time
 from argparse import Namespace
 from pathlib import Path
@@ -12,20 +13,32 @@ from lightning.pytorch.loggers import Logger
 from lightning_utilities.core.rank_zero import rank_zero_only
 
 from ..data.loader import ResumableLoader
-from ..files import append
+from ..files import append, write_atomically
 
 
 class LineLogger(Logger):
     """Appends metrics to metrics.jsonl, one line of JSON each time they are logged.
 
+    A run first removes the lines of steps that it takes again, and writes no line twice. The means
+    of an epoch in which a run was killed are of the steps since; if it was killed after the last
+    of them, there are none.
+
     A run has it beside the loggers of --trainer.logger. Lightning's CSVLogger does not serve in its
     place: it deletes the file of a run that is resumed, and rewrites the whole file, not
     atomically, whenever a new metric appears.
+
+    Args:
+        folder: The run's folder.
+        begin: The steps of the checkpoint that the run goes on from.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, begin: int = 0) -> None:
         super().__init__()
         self.folder, self.path = folder, folder / "metrics.jsonl"
+        self.begin: int | None = begin
+        self.step: int | None = None
+        self.written: set[bytes] = set()
+        """The lines of this step."""
 
     @property
     def name(self) -> str:
@@ -48,22 +61,41 @@ class LineLogger(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        append(self.path, json.dumps({"step": step, **metrics}).encode())
+        if self.begin is not None:
+            kept = [line for line in _lines(self.path) if _entry(line)[0] < self.begin]
+            write_atomically(self.path, b"".join(line + b"\n" for line in kept))
+            self.step, self.begin = self.begin - 1, None
+            self.written = {line for line in kept if _entry(line)[0] == self.step}
+        if step != self.step:
+            self.step, self.written = step, set()
+        line = json.dumps({"step": step, **metrics}).encode()
+        if line not in self.written:
+            append(self.path, line)
+            self.written.add(line)
 
 
-def read_metrics(path: Path) -> dict[str, list[tuple[int, float]]]:
+def read_metrics(path: Path) -> dict[str, list[tuple[float, float]]]:
     """(step, value) by name. Where a step was repeated after a kill, its last value counts."""
-    found: dict[str, dict[int, float]] = {}
-    for line in path.read_text().splitlines() if path.is_file() else []:
-        try:
-            entry = json.loads(line)
-            step = int(entry.pop("step"))
-            values = {name: float(value) for name, value in entry.items()}
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-            continue  # cut short by a kill, or not written by `LineLogger`
+    found: dict[str, dict[float, float]] = {}
+    for line in _lines(path):
+        step, values = _entry(line)
         for name, value in values.items():
             found.setdefault(name, {})[step] = value
     return {name: sorted(values.items()) for name, values in found.items()}
+
+
+def _lines(path: Path) -> list[bytes]:
+    return path.read_bytes().splitlines() if path.is_file() else []
+
+
+def _entry(line: bytes) -> tuple[float, dict[str, float]]:
+    """A line's step and values; none, after all steps, if `LineLogger` has not written it whole."""
+    try:
+        entry = json.loads(line)
+        step = int(entry.pop("step"))
+        return step, {name: float(value) for name, value in entry.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        return math.inf, {}
 
 
 class ProgressBar(TQDMProgressBar):

@@ -51,6 +51,9 @@ class RunLoop(_FitLoop):
 
     def on_load_checkpoint(self, state_dict: dict[str, Any]) -> None:
         super().on_load_checkpoint(state_dict)
+        for count in (*_counts(self.epoch_progress), *_counts(self.epoch_loop.batch_progress)):
+            if not isinstance(count.processed, int) or count.processed < 0:
+                raise ValueError(f"it has done {count.processed!r} epochs or batches")
         self.resumed, self.validated = True, state_dict.get("validated", False)
 
     def reset(self) -> None:

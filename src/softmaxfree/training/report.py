@@ -99,7 +99,7 @@ def draw_run(folder: Path, curves: dict[str, list[str]], example: Path | None) -
 
 
 def _draw_curves(
-    panels: Any, curves: dict[str, list[str]], metrics: dict[str, list[tuple[int, float]]]
+    panels: Any, curves: dict[str, list[str]], metrics: dict[str, list[tuple[float, float]]]
 ) -> None:
     for axes, (title, names) in zip(panels, curves.items()):
         for name in names:

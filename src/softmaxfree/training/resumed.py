@@ -34,6 +34,14 @@ MAY_CHANGE = (
 )
 """Where the run takes place and what it displays. All other options define the run."""
 
+STATE = (
+    "state_dict", "optimizer_states", "lr_schedulers", "epoch_progress",
+    "epoch_loop.batch_progress", "RunCheckpoint",
+)  # fmt: skip
+AVERAGE = ("averaging_state", "current_model_state", "MovingAverage")
+"""The parts of a run's state, and those of an average of the weights; loops and callbacks by
+their own names."""
+
 
 def resumption(path: Path, given: str) -> dict[str, Any]:
     """The checkpoint's file and step, and the options that have changed since.
@@ -46,8 +54,8 @@ def resumption(path: Path, given: str) -> dict[str, Any]:
         UserError: If an option has changed that defines the run.
     """
     checkpoint = read_run_checkpoint(path)
-    told = checkpoint.get("config")
-    changed = changes(read_yaml(told, path), yaml.safe_load(given)) if isinstance(told, str) else {}
+    told, now = checkpoint.get("config"), yaml.safe_load(given)
+    changed = changes(read_yaml(told, path), now) if isinstance(told, str) else {}
     refused = [
         f"--{name} {_short(was)} (given: {_short(now)})" for name, (was, now) in _refused(changed)
     ]
@@ -56,6 +64,15 @@ def resumption(path: Path, given: str) -> dict[str, Any]:
             f"a resumed run keeps its options, and {path} was trained with {', '.join(refused)}; "
             "give the same, or start a new run from its weights with "
             f"--model.init_checkpoint {path} and another --out"
+        )
+    averaged = now.get("model", {}).get("init_args", {}).get("ema") is not None
+    state = {**checkpoint, **checkpoint.get("callbacks", {})}
+    if isinstance(loop := checkpoint.get("loops", {}).get("fit_loop"), dict):
+        state |= loop
+    if missing := [name for name in STATE + AVERAGE * averaged if not state.get(name)]:
+        raise UserError(
+            f"{path} has no {', '.join(missing)}, without which a run cannot go on: it is damaged; "
+            f"start a new run from its weights with --model.init_checkpoint {path}"
         )
     changed = {name: [_plain(was), now] for name, (was, now) in changed.items()}
     return {"from": path.name, "step": checkpoint.get("global_step"), "changed": changed}

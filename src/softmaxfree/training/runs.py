@@ -4,22 +4,19 @@ import json
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jsonargparse import ArgumentParser
 from tabulate import tabulate
 
+from ..allow_list import is_word
 from ..data.paths import read_file
 from ..errors import UserError, visible
 from ..files import write_atomically
+from ..trust import read_yaml
 from .folder import is_running
 from .report import LONGEST_RECORD, origin
 
 SHOWN = ("mIoU", "pixel_accuracy", "AP50", "mask_AP50", "AP", "mask_AP", "accuracy", "loss")
 """Scores in the table, where a run has them; all of them are in the JSON."""
-_NOT_OF_A_RUN = (
-    ValueError, LookupError, TypeError, AttributeError, RecursionError, yaml.YAMLError,
-)  # fmt: skip
-"""What is raised for files that `fit` has not written."""
 
 
 def runs(arguments: list[str]) -> None:
@@ -58,22 +55,29 @@ def describe(folder: Path) -> dict[str, Any]:
     """A run as a row of the table; one that is not finished has no scores."""
     try:
         told = json.loads(read_file(folder / "run.json", LONGEST_RECORD))
-        config = yaml.safe_load(read_file(folder / "config.yaml", LONGEST_RECORD))
-        return _row(folder, told, config)
-    except _NOT_OF_A_RUN as error:
-        reason = str(error)[:200] or type(error).__name__
+        path = folder / "config.yaml"
+        row = _row(folder, told, read_yaml(read_file(path, LONGEST_RECORD).decode(), path))
+        json.dumps(row)  # what cannot be written down is no run
+        report([row], "simple")
+        commands([row])
+    except Exception as error:  # whatever files lead to that `fit` has not written
+        reason = visible(error)[:200] or type(error).__name__
         raise UserError(
             f"{folder} holds no run ({reason}): give folders that `softmaxfree fit` has written"
         ) from error
+    return row
 
 
 def _row(folder: Path, told: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
     state = "finished" if "scores" in told else "running" if is_running(folder) else "unfinished"
     model, data = config["model"]["init_args"], config["data"]["init_args"]
+    task = config["model"]["class_path"].rpartition(".")[2]
+    if not task or not is_word(task):  # a part of the name of a file
+        raise ValueError(f"{task} is no task")
     return {
         "run": folder.name,
         "state": state,
-        "task": config["model"]["class_path"].rpartition(".")[2],
+        "task": task,
         "data": data.get("name") or data.get("root"),
         "backbone": model.get("backbone") or "",
         "from": told.get("start", ""),
@@ -93,11 +97,7 @@ def report(rows: list[dict[str, Any]], style: str) -> str:
     unfinished = any(row["state"] != "finished" for row in rows)
     lines = [
         [
-            visible(row["run"]),
-            visible(row["backbone"]),
-            visible(row["attention"]),
-            visible(row["from"]),
-            row["seed"],
+            *(visible(row[name]) for name in ("run", "backbone", "attention", "from", "seed")),
             f"{row['minutes']:.1f}",
             *(_number(row["scores"].get(name)) for name in scores),
             *([row["state"]] if unfinished else []),
@@ -112,15 +112,17 @@ def report(rows: list[dict[str, Any]], style: str) -> str:
 
 def _number(value: Any) -> str:
     """A score; if there are scores at several image sizes, the one at the first."""
-    value = next(iter(value.values())) if isinstance(value, dict) else value
+    value = next(iter(value.values()), None) if isinstance(value, dict) else value
     return "" if value is None else f"{value:.3f}"
 
 
 def commands(rows: list[dict[str, Any]]) -> str:
     """The command, hardware and commit of each run, as a list in Markdown."""
     return "\n".join(
-        f"- {row['run']}: `{row['command']}` on {row['hardware']['cpu']}, "
-        f"threads: {row['threads']}, torch {row['versions']['torch']}, "
-        f"commit {(row['commit'] or 'none')[:9]}."
+        visible(
+            f"- {row['run']}: `{row['command']}` on {row['hardware']['cpu']}, "
+            f"threads: {row['threads']}, torch {row['versions']['torch']}, "
+            f"commit {(row['commit'] or 'none')[:9]}."
+        )
         for row in rows
     )

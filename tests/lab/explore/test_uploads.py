@@ -81,6 +81,11 @@ def test_a_file_is_taken_once_and_only_if_it_was_sent(tmp_path: Path) -> None:
     assert inbox.take(str(sent)) == noise(1).image
     assert not sent.exists()
     assert not files
+    assert inbox.take(str(sent)) == noise(1).image  # another visitor has sent the same meanwhile
+    for number in range(10):
+        noise(2).image.save(tmp_path / f"{number}.png")
+        files.add(str(tmp_path / f"{number}.png"))
+        inbox.take(str(tmp_path / f"{number}.png"))
     with pytest.raises(ValueError, match="or was read before"):
         inbox.take(str(sent))
     files.add(str(example))  # somebody has sent what the page shows, under the same name

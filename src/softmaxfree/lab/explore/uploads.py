@@ -69,8 +69,9 @@ def _bytes_of(photo: Photo) -> int:
 class Inbox:
     """Files that came by the page's upload, each of which is read once.
 
-    Their names cannot be guessed, so that only the sender knows them. Other files of the page, such
-    as the pictures of examples, are neither read nor removed.
+    A file's name is a digest of its content and of a secret: only those who have sent a file know
+    its name. Visitors who send the same file at once share it, so that what was read last is kept.
+    Other files of the page, such as the pictures of examples, are neither read nor removed.
 
     Args:
         files: The server's set of all uploads.
@@ -79,18 +80,22 @@ class Inbox:
 
     def __init__(self, files: set[str], kept: Callable[[], Container[str]]) -> None:
         self._files, self._kept, self._lock = files, kept, Lock()
+        self._read: LRUCache[str, Image.Image] = LRUCache(10)
 
     def take(self, path: str) -> Image.Image:
         """Reads the image of a file, and removes the file."""
         with self._lock:
             if path not in self._files:
+                if path in self._read:
+                    return self._read[path]
                 raise UserError("this file was not sent by you, or was read before: send it")
             self._files.discard(path)
-        try:
-            return read_upload(Path(path))
-        finally:
-            if path not in self._kept():  # somebody may send what the page shows
-                Path(path).unlink(missing_ok=True)
+            try:
+                self._read[path] = read_upload(Path(path))
+            finally:
+                if path not in self._kept():  # somebody may send what the page shows
+                    Path(path).unlink(missing_ok=True)
+            return self._read[path]
 
 
 def read_upload(path: Path) -> Image.Image:
