@@ -14,8 +14,7 @@ from PIL import Image
 from timm.data import create_transform
 from torch import Tensor, nn
 
-from .data.image_files import check_size
-from .errors import UserError
+from .errors import UserError, check_size
 from .files import check_folder_of, write_atomically
 from .imports import Names, import_modules, needs
 from .models.backbone import Backbone

@@ -3,10 +3,13 @@
 import os
 import select
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
+
+LARGEST_SIZE = 4096
+"""Largest side that images may be resized to, in pixels."""
 
 
 class UserError(ValueError):
@@ -66,6 +69,13 @@ def visible(text: object) -> str:
         letter if letter.isprintable() else letter.encode("unicode_escape").decode()
         for letter in str(text)
     )
+
+
+def check_size(size: int | Iterable[int] | None, option: str = "--size") -> None:
+    """Raises UserError for a side of images that has no pixels or would fill the memory."""
+    for side in size if isinstance(size, Iterable) else [size]:
+        if side is not None and not 1 <= side <= LARGEST_SIZE:
+            raise UserError(f"{option} must be from 1 to {LARGEST_SIZE} pixels, got {side}")
 
 
 def reader_has_left() -> bool:

@@ -9,9 +9,8 @@ from torch import Tensor
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from ..errors import UserError, visible
+from ..errors import UserError, check_size, visible
 from .base import SplitData
-from .image_files import check_size
 from .samples import Sample, numbers_and_broken
 from .scenes import Objects, Scenes, open_scenes
 from .sources import Source, View

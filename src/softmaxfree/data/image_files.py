@@ -1,7 +1,7 @@
 """Image files, read in the same way by data sets, predictions, figures and the explorer."""
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -16,8 +16,6 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF
 """Tried in this order. Pillow reads more formats, some through other programs; not every version
 has the last one."""
 
-LARGEST_SIZE = 4096
-"""Largest side that images may be resized to, in pixels."""
 
 _ORIENTATION = 0x0112
 _TURNS = {
@@ -131,13 +129,6 @@ def header_size(path: Path) -> Size:
     """The size of an image as stored."""
     with _opened(path, OWN) as file:
         return file.size
-
-
-def check_size(size: int | Iterable[int] | None, option: str = "--size") -> None:
-    """Raises UserError for a side of images that has no pixels or would fill the memory."""
-    for side in size if isinstance(size, Iterable) else [size]:
-        if side is not None and not 1 <= side <= LARGEST_SIZE:
-            raise UserError(f"{option} must be from 1 to {LARGEST_SIZE} pixels, got {side}")
 
 
 def check_resized(image: Image.Image, side: int) -> None:

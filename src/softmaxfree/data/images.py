@@ -7,9 +7,8 @@ from timm.data import IterableImageDataset
 from timm.data.constants import DEFAULT_CROP_PCT, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 from ..allow_list import INTERPOLATIONS, SMALLEST_CROP
-from ..errors import UserError, visible
+from ..errors import UserError, check_size, visible
 from .base import Data, several
-from .image_files import check_size
 from .loader import ResumableLoader
 from .samples import NOTHING, Batch, ImageAlone, Samples, SampleStream, collate
 from .sources import Cached, Source, open_source

@@ -8,9 +8,8 @@ from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as tv
 
-from ..errors import UserError
+from ..errors import UserError, check_size
 from .base import SplitData
-from .image_files import check_size
 from .label_maps import IGNORE, Colour, open_label_maps
 from .samples import Sample, numbers_and_broken
 from .sources import Source

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from ..data import DetectionData
 from ..data.detection import SceneBatch
-from ..data.image_files import check_size
 from ..data.scenes import Scenes
-from ..errors import UserError
+from ..errors import UserError, check_size
 from ..files import write_atomically
 from ..models.build import BackboneConfig
 from ..models.detectors import FIRST_LABEL, build_detector

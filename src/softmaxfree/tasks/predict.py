@@ -11,10 +11,10 @@ from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
-from ..data.image_files import check_resized, check_size
+from ..data.image_files import check_resized
 from ..data.transforms import evaluation_transform
 from ..environment import chosen_device
-from ..errors import UserError, visible
+from ..errors import UserError, check_size, visible
 from ..files import check_folder_of
 from ..imports import MODULES, Names, import_modules
 from ..models.weights import Weights, find_weights

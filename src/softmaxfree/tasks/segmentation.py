@@ -8,10 +8,9 @@ from torch import Tensor, nn
 from torchmetrics.classification import MulticlassConfusionMatrix
 
 from ..data import SegmentationData
-from ..data.image_files import check_size
 from ..data.label_maps import IGNORE
 from ..data.segmentation import SegmentationBatch
-from ..errors import UserError, visible
+from ..errors import UserError, check_size, visible
 from ..models.build import BackboneConfig
 from ..models.weights import Weights
 from ..ops.tracing import ceil_div

@@ -8,10 +8,10 @@ from PIL import Image
 
 from ...analysis.attention_record import AttentionRecord
 from ...analysis.hooks import evaluating, recorded_attention
-from ...data.image_files import check_size, read_image
+from ...data.image_files import read_image
 from ...data.paths import shown
 from ...data.sources import Digits
-from ...errors import UserError
+from ...errors import UserError, check_size
 from ...imports import needs
 from ...layers.attention import SoftmaxFreeAttention
 from ...layers.multihead import MultiHeadAttention
