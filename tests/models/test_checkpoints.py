@@ -11,9 +11,10 @@ from timm.models import save_for_hf
 from torch import nn
 
 from softmaxfree.errors import UserError
-from softmaxfree.models.checkpoints import checkpoint_filter_fn, read_checkpoint
-from softmaxfree.models.convert import convert, examine
+from softmaxfree.models.checkpoints import read_checkpoint
+from softmaxfree.models.convert import convert
 from softmaxfree.models.weights import find_weights
+from softmaxfree.tasks.warm_start import initialise
 
 from .test_backbones import build, images
 
@@ -241,8 +242,8 @@ def test_timms_own_saving_round_trips(safe: bool, tmp_path: Path) -> None:
     assert torch.equal(loaded(x), model(x))
 
 
-def test_tensors_of_others_under_our_names_are_a_sentence() -> None:
-    zeros = torch.zeros
+def test_tensors_of_others_under_our_names_are_a_sentence(tmp_path: Path) -> None:
+    path, zeros = tmp_path / "file.pth", torch.zeros
     names = ("stages.0.embed.0.conv.weight", "stages.3.cls_token")
     some = dict.fromkeys((*names, "stages.0.position.grid"), zeros(1, 2, 2, 3))
     ours = {**some, **{f"stages.{i}.position.grid": zeros(1, 2, 2, 3) for i in range(4)}}
@@ -253,7 +254,9 @@ def test_tensors_of_others_under_our_names_are_a_sentence() -> None:
         {**theirs, "pos_embed1": zeros(3)}, {**theirs, "patch_embed1.proj.x": zeros(1)},
         {**theirs, "block1.0.attn.kv.weight": zeros(())}, {**theirs, "block1.0.": zeros(1)},
     ):  # fmt: skip
-        with pytest.raises(UserError, match=r"not the weights of a SOFT .*(Error: |pyramid)"):
-            examine(state, "file.pth")
-    with pytest.raises(UserError, match="not the weights of a SOFT"):
-        checkpoint_filter_fn({"stages.0.position.grid": zeros(1, 0, 0, 3)}, build("soft_tiny"))
+        torch.save(state, path)
+        with pytest.raises(UserError, match=r"file.pth do not have the shapes .*Error: .* damaged"):
+            convert(path, tmp_path / "file.safetensors")
+    torch.save({"model.stages.0.position.grid": zeros(1, 0, 0, 3)}, path)
+    with pytest.raises(UserError, match=r"file.pth do not have the shapes"):
+        initialise(build(), find_weights(path))

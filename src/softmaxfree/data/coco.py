@@ -23,7 +23,7 @@ _LONGEST = 2_000_000
 """Largest perimeter of all polygons of a mask, in pixels."""
 
 _LONGEST_OF_IMAGE = 5 * _LONGEST
-"""The same, of all masks of an image, which then take two seconds or three."""
+"""The same of all masks of an image, which then take a second at most."""
 
 _MOST_BYTES = 2 * 10**9
 """Largest memory of all masks of an image, one byte for each pixel."""

@@ -39,20 +39,19 @@ _MODULES = {
 
 
 @contextmanager
-def matching() -> Iterator[None]:
-    """While tensors of others are matched by name and shape, an error means that they are none."""
+def matching(source: str | Path) -> Iterator[None]:
+    """Turns whatever is raised while a file's tensors are matched by name into a UserError."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:  # whatever strange names and shapes make torch raise
         raise UserError(
-            "these are not the weights of a SOFT or SOFT++, whose names they have "
+            f"the tensors of {source} do not have the shapes that belong to their names "
             f"({type(error).__name__}: {str(error)[:200]}): the file is damaged"
         ) from error
 
 
-@matching()
 def checkpoint_filter_fn(state_dict: Mapping[str, Tensor], model: nn.Module) -> StateDict:
     """Renames the authors' weights and resizes position embeddings to the model's grids."""
     state = rename_released(state_dict) if is_released(state_dict) else dict(state_dict)

@@ -81,7 +81,8 @@ def convert(source: str | Path, target: Path, attention: str = "soft") -> Found 
         raise UserError(f"the converted file must end in .safetensors, got {target}")
     weights, found = find_weights(source), None
     if weights.task is None:
-        found = examine(weights.state, source)
+        with matching(source):
+            found = examine(weights.state, source)
         weights = _recognised(weights, found, attention)
     metadata = {"format": "pt"}
     if weights.task is not None:
@@ -145,7 +146,6 @@ def convert_released(
     print(f"written: {target}; load it with\n  {found.call(attention, target)}")
 
 
-@matching()
 def examine(state: Mapping[str, Tensor], source: str | Path) -> Found:
     """What the shapes in a checkpoint tell."""
     released = is_released(state)

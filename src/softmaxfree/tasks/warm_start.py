@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import UserError
-from ..models.checkpoints import checkpoint_filter_fn
+from ..models.checkpoints import checkpoint_filter_fn, matching
 from ..models.projections import rename_projections
 from ..models.weights import Weights
 
@@ -19,7 +19,8 @@ def initialise(model: nn.Module, weights: Weights) -> str:
     even if the attention was replaced, in the file or in the model.
     """
     state = {name.removeprefix("model."): tensor for name, tensor in weights.state.items()}
-    state = rename_projections(checkpoint_filter_fn(state, model), model)
+    with matching(weights.source):
+        state = rename_projections(checkpoint_filter_fn(state, model), model)
     own = model.state_dict()
     taken = {
         name: tensor

@@ -389,14 +389,7 @@ def _configuration(parser: LightningArgumentParser, config: Namespace) -> str:
     """The whole configuration of the run, as YAML that --config takes."""
     dumped = yaml.safe_load(parser.dump(config, skip_unset=False, format="yaml"))
     kept = {name: value for name, value in dumped.items() if name not in _NOT_OF_A_RUN}
-    return yaml.dump(kept, Dumper=_WithoutAliases, sort_keys=False)
-
-
-class _WithoutAliases(yaml.SafeDumper):
-    """Writes a list that occurs twice twice; `read_yaml` refuses aliases."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
+    return yaml.safe_dump(kept, sort_keys=False)
 
 
 def _cluster() -> list[SLURMEnvironment]:
