@@ -42,6 +42,9 @@ ORDER = [
 
 PRIVATE = {
     # timm has no public name for these.
+    "_checkpoint_connector": "whether a checkpoint is being restored: an error then is the file's",
+    "_loaded_checkpoint": "the same",
+    "_logger_connector": "writes a step's metrics before its checkpoint, not after it",
     "FeatureGetterNet": "the class of models with features_only, which is taken apart",
     "feature_take_indices": "counts maps from the end as timm does",
     # torchvision

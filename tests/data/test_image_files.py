@@ -15,11 +15,9 @@ from PIL import Image, ImageFile
 
 from softmaxfree.data.image_files import (
     FORMATS,
-    LARGEST_SIZE,
     OWN,
     ImageFileError,
     check_resized,
-    check_size,
     load_image,
     read_image,
     sizes,
@@ -29,7 +27,7 @@ from softmaxfree.data.paths import below, read_file, shown
 from softmaxfree.data.samples import SampleStream
 from softmaxfree.data.scenes import open_scenes
 from softmaxfree.data.sources import Source, open_source
-from softmaxfree.errors import UserError
+from softmaxfree.errors import LARGEST_SIZE, UserError, check_size
 
 # The corners of a picture tell how it lies: red, green; blue, white.
 CORNERS = np.array([[[255, 0, 0], [0, 255, 0]], [[0, 0, 255], [255, 255, 255]]], np.uint8)

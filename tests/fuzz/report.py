@@ -47,7 +47,7 @@ def run(file: Path, cases: int, records: Path) -> tuple[int, bool]:
         "SOFTMAXFREE_FUZZ_CASES": str(cases),
         "SOFTMAXFREE_FUZZ_RECORDS": str(records),
     }
-    call = [sys.executable, "-m", "pytest", "-q", str(file)]
+    call = [sys.executable, "-m", "pytest", "-q", "--show-capture=no", str(file)]
     done = subprocess.run(call, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         print(done.stdout[-5000:], done.stderr[-2000:], sep="\n")
