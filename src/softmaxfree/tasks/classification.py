@@ -192,10 +192,11 @@ class Classification(Task):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Raises UserError if the data has other classes than the checkpoint."""
         super().on_load_checkpoint(checkpoint)
-        trained = (checkpoint.get("images") or {}).get("classes")
+        told = checkpoint.get("images")
+        trained = told.get("classes") if isinstance(told, dict) else None
         classes = self.images.classes if self.images else None
-        if classes and trained and classes != list(trained):
-            raise other_classes(classes, f"the checkpoint has {several(trained)}")
+        if classes and isinstance(trained, list | tuple) and trained and classes != [*trained]:
+            raise other_classes(classes, f"the checkpoint has {several([*map(str, trained)])}")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds the preparation of images and the names of classes, for prediction."""
