@@ -2,6 +2,7 @@
 
 import copy
 import shutil
+import warnings
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,7 @@ def test_bfloat16_autocast() -> None:
 
 
 def _train_in_parallel(rank: int, store: str, name: str, arguments: dict[str, object]) -> None:
+    warnings.simplefilter("ignore")  # DDP's advice on strides
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=2)
     model = DistributedDataParallel(build(name, **arguments).train())
@@ -134,4 +136,5 @@ def _train_in_parallel(rank: int, store: str, name: str, arguments: dict[str, ob
 def test_trains_in_parallel_without_unused_parameters(
     name: str, arguments: dict[str, object], tmp_path: Path
 ) -> None:
-    mp.spawn(_train_in_parallel, (str(tmp_path / "store"), name, arguments), nprocs=2)
+    arguments_of_both = (str(tmp_path / "store"), name, arguments)
+    mp.start_processes(_train_in_parallel, arguments_of_both, nprocs=2, start_method="fork")
