@@ -1,5 +1,6 @@
 """Loaders that divide data between processes, know their position and time how long they take."""
 
+import atexit
 import itertools
 import logging
 import os
@@ -103,6 +104,12 @@ class ResumableLoader(DataLoader[Any]):
         self.epoch, self.check = epoch, check
         self.position, self.resume_at = 0, 0
         self.waited, self.broken = 0.0, {}
+
+    def _get_iterator(self) -> Any:
+        batches = super()._get_iterator()
+        for worker in getattr(batches, "_workers", ()):  # Python signals them once, then waits
+            atexit.register(worker.terminate)
+        return batches
 
     def __iter__(self) -> Any:
         """Starts when the first batch is requested: only then is the epoch known."""
