@@ -18,7 +18,7 @@ from timm.data import IterableImageDataset, create_transform
 
 from softmaxfree.data.counters import generators_kept, hash_counters, seed_sample
 from softmaxfree.data.images import check_targets
-from softmaxfree.data.loader import ResumableLoader, ShardedSampler, prepare_worker
+from softmaxfree.data.loader import ResumableLoader, ShardedSampler, end_workers, prepare_worker
 from softmaxfree.data.samples import NOTHING, Batch, ImageAlone, Samples, SampleStream, collate
 from softmaxfree.data.sources import Digits, open_source
 from softmaxfree.data.transforms import evaluation_transform, training_transform
@@ -45,6 +45,7 @@ def test_a_process_that_fails_does_not_wait_for_its_workers() -> None:
         signal.alarm(20)  # ends a child that waits for ever
         atexit._clear()
         atexit.register(multiprocessing.util._exit_function)  # as Python does
+        atexit.register(end_workers)
         loader = ResumableLoader([0] * 8, collate_fn=lambda _: Batch(*torch.zeros(3), ()),
                                  num_workers=2, worker_init_fn=prepare_worker)  # fmt: skip
         batches = iter(loader)

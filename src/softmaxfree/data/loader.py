@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
@@ -73,6 +74,16 @@ def prepare_worker(worker: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0) if next(asked) else None)
 
 
+_with_workers: WeakSet[Any] = WeakSet()
+
+
+@atexit.register
+def end_workers() -> None:
+    """Ends the workers of loaders that a traceback keeps: Python would send SIGTERM, and wait."""
+    for batches in _with_workers:
+        batches._shutdown_workers()
+
+
 class ResumableLoader(DataLoader[Any]):
     """A loader that resumes in the middle of an epoch, with any number of workers.
 
@@ -107,8 +118,8 @@ class ResumableLoader(DataLoader[Any]):
 
     def _get_iterator(self) -> Any:
         batches = super()._get_iterator()
-        for worker in getattr(batches, "_workers", ()):  # Python signals them once, then waits
-            atexit.register(worker.terminate)
+        if self.num_workers:
+            _with_workers.add(batches)
         return batches
 
     def __iter__(self) -> Any:
