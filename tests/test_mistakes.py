@@ -102,7 +102,12 @@ DATA = {
     "fit --out run --data.crop_mode foo": "--data.crop_mode must be one of .*'foo'",
     "fit --out run --data.auto_augment foo": "--data.auto_augment must be a policy.*'foo'",
     "fit --out run --data.root gone": "no folder gone.*--data.root",
-    "fit --out run --data.root empty": "empty has no images in folders",
+    "fit --out run --data.root empty": r"empty has no images in folders.* end in \.jpg",
+    "fit --out run --data.root red.png": "red.png is a file: give the folder",
+    "fit --out run --data.root one": "one has images of one class, a: .*at least two, one/CLASS",
+    "fit --out run --data.root whole --data.batch_size 3": "2 samples, fewer than one batch of 3",
+    "fit --out run --data.flip 2": "--data.flip must be from 0 to 1, got 2",
+    "fit --out run --data.erase -0.5": "--data.erase must be from 0 to 1, got -0.5",
     "fit --out run --data.root lacks": "classes of the val split.*no images of a",
     "fit --out run --config gone/recipe": "gone/recipe",
     "validate --checkpoint digits-softpp --data.root whole": "data has 2 classes.*has 10",
@@ -186,6 +191,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             shutil.copy("red.png", here / "lacks" / place)
         shutil.copytree("lacks", "whole")
         shutil.copytree("whole/train/a", "whole/val/a")
+        for file in ("one.png", "two.png"):
+            (here / "one/a").mkdir(parents=True, exist_ok=True)
+            shutil.copy("red.png", here / "one/a" / file)
         model = "model: {class_path: softmaxfree.tasks.Classification, init_args: "
         (here / "unknown.yaml").write_text(model + "{lrr: 1}}\n")
         (here / "type.yaml").write_text(model + "{lr: fast}}\n")
@@ -200,10 +208,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 )
 def test_a_mistake_is_answered_with_one_sentence(line: str, answer: str, folder: Path) -> None:
     before = sorted(folder.rglob("*"))
-    error = io.StringIO()
-    with redirect_stdout(io.StringIO()), redirect_stderr(error), pytest.raises(SystemExit) as stop:
+    error, output = io.StringIO(), io.StringIO()
+    with redirect_stdout(output), redirect_stderr(error), pytest.raises(SystemExit) as stop:
         main(shlex.split(line))
     assert stop.value.code in (1, 2)
+    assert "training" not in output.getvalue()
     *notices, sentence = error.getvalue().splitlines()
     assert not any("error" in notice for notice in notices)
     assert sentence.startswith("softmaxfree: error: ")

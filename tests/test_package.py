@@ -65,6 +65,8 @@ PRIVATE = {
     "_len_torch_dispatch_stack": "the same",
     "_linalg_eigh": "an operator to count the cost of",
     "_scaled_dot_product_flash_attention_for_cpu": "the same",
+    "_get_iterator": "keeps hold of a loader's workers, to end them",
+    "_shutdown_workers": "ends them, where Python would wait for ever",
     "_foreach_copy_": "copies many tensors at once; Lightning's own average uses it too",
     "_foreach_lerp_": "the same",
     "_has_any_global_hook": "a module with hooks is called, not fused",

@@ -1,6 +1,11 @@
 """Order, shares, positions and randomness of what is loaded."""
 
+import atexit
+import multiprocessing.util
+import os
 import random
+import signal
+import warnings
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +18,7 @@ from timm.data import IterableImageDataset, create_transform
 
 from softmaxfree.data.counters import generators_kept, hash_counters, seed_sample
 from softmaxfree.data.images import check_targets
-from softmaxfree.data.loader import ResumableLoader, ShardedSampler
+from softmaxfree.data.loader import ResumableLoader, ShardedSampler, end_workers, prepare_worker
 from softmaxfree.data.samples import NOTHING, Batch, ImageAlone, Samples, SampleStream, collate
 from softmaxfree.data.sources import Digits, open_source
 from softmaxfree.data.transforms import evaluation_transform, training_transform
@@ -31,6 +36,23 @@ def test_the_order_is_a_function_of_seed_and_epoch() -> None:
     assert training_order(0) == training_order(0)
     assert training_order(0) != training_order(1)
     assert len(set(training_order(0))) == 100  # whole batches of 20 only
+
+
+def test_a_process_that_fails_does_not_wait_for_its_workers() -> None:
+    with warnings.catch_warnings(action="ignore"):  # of threads that a fork leaves behind
+        child = os.fork()
+    if not child:
+        signal.alarm(20)  # ends a child that waits for ever
+        atexit._clear()
+        atexit.register(multiprocessing.util._exit_function)  # as Python does
+        atexit.register(end_workers)
+        loader = ResumableLoader([0] * 8, collate_fn=lambda _: Batch(*torch.zeros(3), ()),
+                                 num_workers=2, worker_init_fn=prepare_worker)  # fmt: skip
+        batches = iter(loader)
+        next(batches)
+        atexit._run_exitfuncs()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.parametrize("replicas", [2, 4])

@@ -7,6 +7,7 @@ import pytest
 import webdataset
 from timm.data import IterableImageDataset
 
+from softmaxfree.data.image_files import SUFFIXES
 from softmaxfree.data.sources import Digits, Source, open_source
 
 from .folders import write_digits
@@ -80,6 +81,21 @@ def test_a_class_may_be_called_like_a_split(tmp_path: Path) -> None:
     assert opened("", str(tmp_path / "vehicles"), "train").classes == ["bus", "train"]
 
 
+def test_all_formats_are_found_and_hidden_or_empty_folders_left_out(tmp_path: Path) -> None:
+    image, _ = Digits("train").load(0)
+    for suffix in SUFFIXES:
+        (tmp_path / f"a{suffix}").mkdir()
+        image.convert("L" if suffix == ".pgm" else "RGB").save(tmp_path / f"a{suffix}/0{suffix}")
+    for name in (".ipynb_checkpoints", "a.png/.thumbnails", "nothing"):
+        (tmp_path / name).mkdir()
+    for hidden in (".ipynb_checkpoints/0.png", "a.png/.thumbnails/0.png", "a.png/._0.png"):
+        image.save(tmp_path / hidden)
+    source = opened("", str(tmp_path), "")
+    assert source.classes == sorted(f"a{suffix}" for suffix in SUFFIXES)
+    assert [source.load(i)[0].size for i in range(len(source))] == [(8, 8)] * len(SUFFIXES)
+    assert source.left_out == (f"{tmp_path}/nothing/",)
+
+
 def test_torchvisions_data_sets_are_read(tmp_path: Path) -> None:
     write_digits(tmp_path, train=30, val=20)
     source = opened("torch/image_folder", str(tmp_path / "train"), "train")
@@ -112,7 +128,9 @@ def test_webdataset_shards_are_read_in_order(tmp_path: Path) -> None:
         ("", "loose", "train", "loose/0.png lies in no folder of a class: .*, loose/CLASS/IMAGE"),
         ("", "no_classes", "train", "splits without classes: .*, no_classes/train/CLASS/IMAGE"),
         ("", "lonely", "val", "lonely/dog/0.png is the only image of its class: .* at least two"),
-        ("", "no_train", "train", "no split 'train': its folders are val; .* --data.train_split"),
+        ("", "no_train", "train", "train split, train or training: .* are val; .*.train_split"),
+        ("", "no_val", "validation", "val split, val or valid .* or test: .* are dev, training; r"),
+        ("", "a file.png", "train", "a file.png is a file: give the folder"),
         ("", "imagenet", "train", "imagenet, which holds ImageNet-1K, https://image-net.org, as"),
         ("digits", None, "dev", "no split 'dev'"),
         ("torch/cifar10", "numbers", "train", "cannot be opened: Dataset not found"),
@@ -133,7 +151,8 @@ def test_what_is_wrong_is_said_in_one_sentence(
     (tmp_path / "empty" / "train").mkdir(parents=True)
     image, _ = Digits("train").load(0)
     for file in ("loose/0", "no_classes/train/0", "no_classes/val/0", "lonely/cat/0",
-                 "lonely/dog/0", "lonely/cat/1", "no_train/val/cat/0"):  # fmt: skip
+                 "lonely/dog/0", "lonely/cat/1", "no_train/val/cat/0", "no_val/training/cat/0",
+                 "no_val/dev/cat/0", "a file"):  # fmt: skip
         path = tmp_path / f"{file}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         image.save(path)

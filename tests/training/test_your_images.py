@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from jsonargparse import Namespace
+from PIL import Image
 
 from softmaxfree.errors import UserError
 from softmaxfree.training.arguments import complete, with_configuration
@@ -66,9 +67,24 @@ def test_what_was_found_is_printed_before_training(
     printed = [line for line in capsys.readouterr().out.splitlines() if line]
     promised = [line.strip() for line in PAGE.splitlines() if line.startswith("    classes ")]
     first = printed.index(promised[0])
-    assert "on numbers" in printed[0]
+    assert "on numbers" in printed[first - 3]
     page = PAGE[PAGE.index("    train  ") :].splitlines()[:4]
     assert printed[first - 2 : first + 2] == [line.strip() for line in page]
+
+
+def test_few_images_make_a_small_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / "few" / name).mkdir(parents=True)
+        for number in range(5):
+            Image.new("RGB", (8, 8)).save(tmp_path / "few" / name / f"{number}.webp")
+    (tmp_path / "few/nothing").mkdir()
+    short = [word for word in SHORT if "batch_size" not in word]
+    run("fit", ["--data.root", str(tmp_path / "few"), *short, "--out", str(tmp_path / "run"),
+                "--trainer.fast_dev_run=1"])  # fmt: skip
+    printed = capsys.readouterr().out
+    assert "train          8 images" in printed
+    assert "batch          8 images" in printed
+    assert f"left out       {tmp_path}/few/nothing/ (no images)" in printed
 
 
 def test_the_page_s_validation_runs(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -171,7 +187,7 @@ def test_the_whole_page_as_a_user_walks_it(tmp_path: Path, monkeypatch: pytest.M
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         printed[words[0]] = done.stdout
-    assert "from softpp_nano.cifar10" in printed["fit"].splitlines()[0]
+    assert "from softpp_nano.cifar10" in printed["fit"].splitlines()[1]
     assert "val/accuracy" in printed["validate"]
     assert Path("figures/heatmap-0003.png").is_file()
     names: dict[str, Any] = {}

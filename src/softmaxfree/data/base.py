@@ -57,6 +57,12 @@ class Data(LightningDataModule):
             if part not in self.sources:
                 self.sources[part] = self.open(part)
         self.check_classes(training=stage == "fit")
+        train = self.sources.get("train") if stage == "fit" else None
+        if isinstance(train, Source) and len(train) < self.batch_size:
+            raise UserError(
+                f"the training split has {len(train)} samples, fewer than one batch of "
+                f"{self.batch_size}: give a smaller --data.batch_size"
+            )
 
     @property
     def classes(self) -> list[str] | None:
@@ -111,12 +117,6 @@ class Data(LightningDataModule):
 
     def training_loader(self, dataset: Dataset[Any], **functions: Any) -> ResumableLoader:
         """The loader of training, which resumes at the position of a checkpoint."""
-        length = len(self.sources["train"])
-        if isinstance(self.sources["train"], Source) and length < self.batch_size:
-            raise UserError(
-                f"the training split has {length} samples, fewer than one batch of "
-                f"{self.batch_size}: give a smaller --data.batch_size"
-            )
         self.training = self._loader(dataset, self.samples_per_process(), True, **functions)
         if self.resumed:
             self.training.load_state_dict(self.resumed)

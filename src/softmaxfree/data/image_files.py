@@ -16,6 +16,11 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF
 """Tried in this order. Pillow reads more formats, some through other programs; not every version
 has the last one."""
 
+SUFFIXES = (
+    ".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2",
+    ".avif",
+)  # fmt: skip
+"""What the names of images in folders end in, in either case."""
 
 _ORIENTATION = 0x0112
 _TURNS = {

@@ -14,6 +14,9 @@ from .samples import NOTHING, Batch, ImageAlone, Samples, SampleStream, collate
 from .sources import Cached, Source, open_source
 from .transforms import evaluation_transform, training_transform
 
+BATCH = 64
+"""Images a step, if nothing else is given and there are as many."""
+
 
 class ImageData(Data):
     """Labelled images for classification.
@@ -28,7 +31,8 @@ class ImageData(Data):
             each class.
         test_split: The part that `test` scores; val_split if not given.
         download: Let torchvision or TFDS download missing data.
-        batch_size: Images a step, over all processes and all accumulated batches.
+        batch_size: Images a step, over all processes and all accumulated batches. If not given, 64,
+            and in `softmaxfree fit` a smaller power of two if there are fewer images.
         eval_batch_size: Images a process scores at a time; its share of batch_size if not given.
         num_workers: Processes that load images, for each process that trains.
         cache: Keep decoded images in memory, for data sets that fit into it.
@@ -61,7 +65,7 @@ class ImageData(Data):
         val_split: str = "validation",
         test_split: str | None = None,
         download: bool = False,
-        batch_size: int = 128,
+        batch_size: int | None = None,
         eval_batch_size: int | None = None,
         num_workers: int = 2,
         cache: bool = False,
@@ -82,6 +86,7 @@ class ImageData(Data):
         seed: int = 0,
     ) -> None:
         splits = {"train": train_split, "val": val_split, "test": test_split or val_split}
+        batch_size = BATCH if batch_size is None else batch_size
         super().__init__(splits, batch_size, eval_batch_size, num_workers, seed)
         size = 224 if size is None else size
         crop_pct = DEFAULT_CROP_PCT if crop_pct is None else crop_pct
@@ -92,6 +97,9 @@ class ImageData(Data):
             raise UserError(f"--data.crop_pct must be from {SMALLEST_CROP} to 1, got {crop_pct}")
         if std is not None and min(std) <= 0:
             raise UserError(f"--data.std must be above 0, got {std}")
+        for option, probability in (("flip", flip), ("erase", erase)):
+            if not 0 <= probability <= 1:
+                raise UserError(f"--data.{option} must be from 0 to 1, got {probability:g}")
         for option, given, known in (
             ("interpolation", interpolation, INTERPOLATIONS),
             ("train_interpolation", train_interpolation, (*INTERPOLATIONS, "random")),
@@ -138,14 +146,19 @@ class ImageData(Data):
     def _training_transform(self) -> Any:
         return training_transform(self.size, **(self.preparation | self.augmentation))
 
-    def setup(self, stage: str) -> None:
-        super().setup(stage)
-        if self.trainer and self.trainer.is_global_zero and stage == "fit":
-            print("\n".join(self.found()))
+    def check_classes(self, training: bool) -> None:
+        super().check_classes(training)
+        if training and self.classes and len(self.classes) < 2:
+            where = visible(self.root or self.dataset)
+            raise UserError(
+                f"{where} has images of one class, {visible(self.classes[0])}: a classifier needs "
+                f"at least two, {where}/CLASS/IMAGE"
+            )
 
     def found(self) -> list[str]:
         """What the data is and how images are prepared, as lines to print."""
-        classes = self.classes or []
+        classes, sources = self.classes or [], self.sources.values()
+        empty = dict.fromkeys(name for one in sources for name in getattr(one, "left_out", ()))
         mean, std = (
             ", ".join(f"{value:.3g}" for value in self.preparation[name])
             for name in ("mean", "std")
@@ -160,7 +173,9 @@ class ImageData(Data):
                 if classes
                 else []
             ),
+            *([f"left out       {several([*empty])} (no images)"] if empty else []),
             f"images         {self.size} x {self.size} pixels, mean {mean}, std {std}",
+            f"batch          {self.batch_size} images",
         ]
 
     def prepare_data(self) -> None:

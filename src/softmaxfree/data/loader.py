@@ -1,5 +1,6 @@
 """Loaders that divide data between processes, know their position and time how long they take."""
 
+import atexit
 import itertools
 import logging
 import os
@@ -7,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
@@ -72,6 +74,16 @@ def prepare_worker(worker: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0) if next(asked) else None)
 
 
+_with_workers: WeakSet[Any] = WeakSet()
+
+
+@atexit.register
+def end_workers() -> None:
+    """Ends the workers of loaders that a traceback keeps: Python would send SIGTERM, and wait."""
+    for batches in _with_workers:
+        batches._shutdown_workers()
+
+
 class ResumableLoader(DataLoader[Any]):
     """A loader that resumes in the middle of an epoch, with any number of workers.
 
@@ -103,6 +115,12 @@ class ResumableLoader(DataLoader[Any]):
         self.epoch, self.check = epoch, check
         self.position, self.resume_at = 0, 0
         self.waited, self.broken = 0.0, {}
+
+    def _get_iterator(self) -> Any:
+        batches = super()._get_iterator()
+        if self.num_workers:
+            _with_workers.add(batches)
+        return batches
 
     def __iter__(self) -> Any:
         """Starts when the first batch is requested: only then is the epoch known."""

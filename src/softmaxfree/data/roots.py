@@ -29,6 +29,8 @@ def find_root(root: str | None) -> str:
         raise UserError("this data set needs its folder: give it with --data.root")
     base = os.environ.get("SOFTMAXFREE_DATA")
     for path in [Path(root), *([Path(base) / root] if base else [])]:
+        if path.is_file() and path.suffix != ".tar":
+            raise UserError(f"{path} is a file: give the folder that the data is in")
         if path.exists():
             return str(path)
     below = f", nor {base}/{root}" if base else ""

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from PIL import Image
 from timm.data import ImageDataset, IterableImageDataset, create_dataset
-from timm.data.readers.reader_image_folder import ReaderImageFolder
+from timm.utils.misc import natural_key
 
 from ..errors import UserError, user_file
 from ..imports import needs
-from .image_files import load_image, upright_rgb
+from .image_files import SUFFIXES, load_image, upright_rgb
 from .paths import shown
 from .roots import find_root
 
@@ -32,6 +32,8 @@ class Source(ABC):
     """Names of the classes by number, if the data set has them."""
     origin: str = ""
     """Where the samples come from, for people."""
+    left_out: tuple[str, ...] = ()
+    """Folders of classes without images."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -50,6 +52,7 @@ class View(Source):
 
     def __init__(self, source: Source, numbers: Sequence[int] | None = None) -> None:
         self.source, self.classes, self.origin = source, source.classes, source.origin
+        self.left_out = source.left_out
         self.numbers = range(len(source)) if numbers is None else numbers
 
     def __len__(self) -> int:
@@ -104,8 +107,45 @@ class Digits(Source):
         return f"digits[{self.numbers[index]}]"
 
 
+class FolderImages(Source):
+    """Images by the name of the folder that they lie in, which is their class.
+
+    Classes and images are ordered as timm does. Its own reader skips formats, and takes hidden
+    folders such as .ipynb_checkpoints for classes.
+    """
+
+    def __init__(self, root: Path) -> None:
+        found, empty = [], {folder.name for folder in _folders(root)}
+        for place, folders, names in os.walk(root, followlinks=True):
+            folders[:] = [name for name in folders if name[0] != "."]
+            below = os.path.relpath(place, root)
+            images = [
+                (os.path.join(place, name), os.path.basename(below).lstrip("."))
+                for name in names
+                if name[0] != "." and os.path.splitext(name)[1].lower() in SUFFIXES
+            ]
+            if images:
+                empty.discard(below.split(os.sep)[0])
+            found += images
+        self.classes = sorted(sorted({name for _, name in found}), key=natural_key)
+        numbers = {name: number for number, name in enumerate(self.classes)}
+        found = sorted(sorted(found), key=lambda image: natural_key(image[0]))
+        self.samples = [(path, numbers[name]) for path, name in found]
+        self.left_out = tuple(f"{shown(root / name)}/" for name in sorted(empty))
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def load(self, index: int) -> tuple[Image.Image, int]:
+        path, target = self.samples[index]
+        return load_image(Path(path)), target
+
+    def describe(self, index: int) -> str:
+        return shown(self.samples[index][0])
+
+
 class TimmImages(Source):
-    """A data set that timm reads by number: image folders, a tar file, Hugging Face tables."""
+    """A data set that timm reads by number: a tar file, Hugging Face tables."""
 
     def __init__(self, dataset: ImageDataset) -> None:
         self.dataset, self.reader = dataset, dataset.reader
@@ -116,15 +156,10 @@ class TimmImages(Source):
         return len(self.reader)
 
     def load(self, index: int) -> tuple[Image.Image, int]:
-        # Not timm's own loading, which replaces broken files silently and blocks on pipes.
-        if isinstance(self.reader, ReaderImageFolder):
-            path, target = self.reader.samples[index]
-            image = load_image(Path(path))
-        else:
-            file, target, *_ = self.reader[index]
-            with file:
-                image = load_image(file)
-        return image, -1 if target is None else int(target)
+        # Not timm's own loading, which replaces broken files silently
+        file, target, *_ = self.reader[index]
+        with file:
+            return load_image(file), -1 if target is None else int(target)
 
     def describe(self, index: int) -> str:
         try:
@@ -209,19 +244,19 @@ def _create(name: str, root: str | None, split: str, download: bool, stream: dic
 def _open_folders(root: Path, split: str) -> Source:
     """Image folders: root/SPLIT/CLASS/IMAGE, or root/CLASS/IMAGE, of which a fifth is held out."""
     folder, shared = _folder_of_split(root, split)
-    try:
-        images = TimmImages(ImageDataset(str(folder)))
-    except RuntimeError as error:  # timm's, for no images
+    with user_file(shown(folder)):
+        images = FolderImages(folder)
+    if not images.classes:
         raise UserError(
             f"{shown(folder)} has no images in folders of their classes: it takes "
-            f"{_layout(folder)}, or train and val with such folders in them"
-        ) from error
-    assert images.classes is not None
-    if "" in images.classes:
-        found = next(path for path, target in images.reader.samples if target == 0)
+            f"{_layout(folder)}, or train and val with such folders in them, and names of images "
+            f"that end in {', '.join(SUFFIXES)}"
+        )
+    if images.classes[0] == "":
+        found = next(i for i, (_, target) in enumerate(images.samples) if target == 0)
         raise UserError(
-            f"{shown(found)} lies in no folder of a class: each image must lie in the folder of "
-            f"its class, {_layout(folder)}"
+            f"{images.describe(found)} lies in no folder of a class: each image must lie in the "
+            f"folder of its class, {_layout(folder)}"
         )
     images.origin = shown(folder)
     if not shared:
@@ -254,8 +289,8 @@ def _folder_of_split(root: Path, split: str) -> tuple[Path, bool]:
     if not split:
         return root, False
     with user_file(shown(root)):
-        folders = sorted(path for path in root.iterdir() if path.is_dir() and path.name[0] != ".")
-        splits = [path.name for path in folders if any(inner.is_dir() for inner in path.iterdir())]
+        folders = _folders(root)
+        splits = [path.name for path in folders if _folders(path)]
     synonyms = next((group for group in (_TRAIN, _EVALUATION) if split in group), ())
     if not synonyms and (root / split).is_dir():
         return root / split, False
@@ -267,19 +302,25 @@ def _folder_of_split(root: Path, split: str) -> tuple[Path, bool]:
         if name in splits:
             return root / name, False
     found = [shown(path.name) for path in folders]
+    part = "val" if split in _EVALUATION else "train"
+    what = f"folder of a {part} split, {' or '.join(synonyms)}" if synonyms else f"split {split!r}"
     raise UserError(
-        f"{shown(root)} has no split {split!r}: its folders are {', '.join(found[:6])}"
-        f"{' ...' if len(found) > 6 else ''}; rename one, or name it with --data."
-        f"{'val' if split in _EVALUATION else 'train'}_split"
+        f"{shown(root)} has no {what}: its folders are {', '.join(found[:6])}"
+        f"{' ...' if len(found) > 6 else ''}; rename one, or name it with --data.{part}_split"
     )
 
 
-def _fifth_of_each_class(images: TimmImages, held_out: bool) -> list[int]:
+def _folders(root: Path) -> list[Path]:
+    """The folders in a folder, without hidden ones."""
+    return sorted(path for path in root.iterdir() if path.is_dir() and path.name[0] != ".")
+
+
+def _fifth_of_each_class(images: FolderImages, held_out: bool) -> list[int]:
     """The numbers of a fifth of each class, or of all others, by a hash of the files' names.
 
     The same images are held out on every machine, wherever the folder lies.
     """
-    samples, found = images.reader.samples, []
+    samples, found = images.samples, []
     hashes = [hashlib.sha256(os.fsencode(os.path.basename(path))).digest() for path, _ in samples]
     by_class: dict[int, list[int]] = {}
     for number in sorted(range(len(samples)), key=hashes.__getitem__):

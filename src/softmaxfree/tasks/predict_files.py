@@ -13,16 +13,10 @@ from typing import Any
 from PIL import Image
 from tqdm import tqdm
 
-from ..data.image_files import ImageFileError, read_image
+from ..data.image_files import SUFFIXES, ImageFileError, read_image
 from ..data.paths import shown
 from ..errors import UserError, user_file, visible
 from ..files import atomic_file, write_picture
-
-SUFFIXES = (
-    ".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2",
-    ".avif",
-)  # fmt: skip
-"""What the names of images in folders end in, in either case."""
 
 TABLES = (".jsonl", ".csv")
 """What the names of files for what is found end in."""

@@ -199,9 +199,9 @@ class Task(LightningModule):
 
     def setup(self, stage: str) -> None:
         with suppress(UserError):  # files that are gone matter only if no checkpoint follows
-            self._initialise()
+            self.take_weights()
 
-    def _initialise(self) -> None:
+    def take_weights(self) -> None:
         """Takes the weights of init_checkpoint, once."""
         if self.init_checkpoint:
             weights = find_weights(self.init_checkpoint)
@@ -214,13 +214,13 @@ class Task(LightningModule):
         self.init_checkpoint = None  # the checkpoint has all weights
 
     def on_fit_start(self) -> None:
-        self._initialise()  # refuses what is not there, unless there was a checkpoint
+        self.take_weights()  # refuses what is not there, unless there was a checkpoint
 
     def on_validation_start(self) -> None:
-        self._initialise()
+        self.take_weights()
 
     def on_test_start(self) -> None:
-        self._initialise()
+        self.take_weights()
 
     def closing_scores(self) -> dict[str, Any]:
         """The scores of a finished run by name: all that validation measures."""

@@ -16,6 +16,8 @@ from timm.data import resolve_data_config
 from .. import data, tasks
 from ..checkpoint_files import LAST, holds_run, sound_checkpoint
 from ..data import ImageData
+from ..data.images import BATCH
+from ..data.sources import Source
 from ..errors import UserError, visible
 from ..files import recipe
 from ..imports import listed
@@ -61,7 +63,7 @@ def complete(config: Namespace, command: str) -> None:
     """Fills in what a classifier takes from its weights and its data, where nothing is given.
 
     Size, mean, std, crop and interpolation are those of the backbone's weights; the number of
-    classes is the data's.
+    classes is the data's, and a batch has no more images than there are.
     """
     if config.data is None or config.data.class_path.rpartition(".")[2] != ImageData.__name__:
         return
@@ -71,8 +73,15 @@ def complete(config: Namespace, command: str) -> None:
             given[name] = value
     images = ImageData(**given)
     given.name = images.dataset
-    if command == "fit" and "num_classes" in model and model.num_classes is None:
-        classes = getattr(images.open("train"), "classes", None)
+    uncounted = "num_classes" in model and model.num_classes is None
+    if command != "fit" or not (uncounted or given.get("batch_size") is None):
+        return
+    train = images.open("train")
+    if given.get("batch_size") is None:
+        most = min(len(train), BATCH) if isinstance(train, Source) else BATCH
+        given.batch_size = 2 ** (most.bit_length() - 1)
+    if uncounted:
+        classes = getattr(train, "classes", None)
         if not classes:
             raise UserError(f"{images.dataset} does not name its classes: give --model.num_classes")
         model.num_classes = len(classes)

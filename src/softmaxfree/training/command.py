@@ -19,6 +19,7 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.plugins.layer_sync import LayerSync
 from timm.layers import convert_sync_batchnorm
@@ -26,6 +27,7 @@ from torch import nn
 
 from ..allow_list import DATA, tasks
 from ..checkpoint_files import LAST, holds_run, sound_checkpoint
+from ..data import ImageData
 from ..data.base import Data
 from ..environment import largest_memory
 from ..errors import UserError, visible
@@ -188,6 +190,7 @@ class TrainingCLI(LightningCLI):
                 *_as_list(trainer_config.callbacks),
                 *([ProgressBar()] if trainer_config.enable_progress_bar is not False else []),
                 self.pace,
+                LambdaCallback(on_fit_start=lambda *_: self.introduce()),
                 RunCheckpoint(
                     self.folder,
                     self.model.monitor,
@@ -248,7 +251,7 @@ class TrainingCLI(LightningCLI):
                 lock.release()
 
     def before_fit(self) -> None:
-        """Says what is trained."""
+        """Notes when and from what training starts."""
         self.started = perf_counter()
         self.origin = origin()  # now: the working copy may change while the run goes on
         self.origin["start"] = start(self.config.model.init_args) or "scratch"
@@ -258,6 +261,10 @@ class TrainingCLI(LightningCLI):
             self.started -= earlier
         if self.trainer.strategy.root_device.type == "cpu":
             keep_freed_memory()
+
+    def introduce(self) -> None:
+        """Says what is trained on which data, after all checks."""
+        self.model.take_weights()
         if self.trainer.is_global_zero:
             parameters = sum(parameter.numel() for parameter in self.model.parameters())
             model, data = self.config.model.init_args, self.config.data.init_args
@@ -266,6 +273,8 @@ class TrainingCLI(LightningCLI):
                 f"({parameters / 1e6:.1f} M parameters) on {name_of_data(data)}, "
                 f"in {self.folder}"
             )
+            if isinstance(self.datamodule, ImageData):
+                print("\n".join(self.datamodule.found()))
 
     def write_record(self, **more: Any) -> None:
         """Writes down what the run is, and its time with that before it was resumed."""
