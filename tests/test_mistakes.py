@@ -118,7 +118,7 @@ OPTIONS = {
     "fit --out run --model.lrr 1": "no option --model.lrr.*--model.lr",
     "fit --out run --model.schedule foo": "--model.schedule must be one of cosine.*got foo",
     "fit --out run --model.optimizer foo": "foo",
-    "fit --out run --model.optimizer_options '{foo: 1}'": "optimizer adamw has no option 'foo': check --mod",
+    "fit --out run --model.optimizer_options '{foo: 1}'": "optimizer adamw has no option 'foo'",
     "fit --out run --model.options '{toknes: 49}'": "no option 'toknes'; it has .*num_landmarks",
     "fit --out run --model.options '{landmarks: 49}'": "'landmarks'; did you mean num_landmarks",
     "fit --out run --model.warmup_epochs -3": "--model.warmup_epochs must be at least 0, got -3",

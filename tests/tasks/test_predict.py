@@ -84,7 +84,7 @@ def test_an_image_that_cannot_be_read_does_not_stop_the_others(
     with pytest.raises(SystemExit) as stop:
         main(["predict", "photos", "gone.png", "--checkpoint", WEIGHTS, "--out", "found.jsonl"])
     assert stop.value.code == 1
-    errors = capsys.readouterr().err.splitlines()
+    _, *errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 3
     assert "photos/4.png cannot be read as an image" in errors[0]
     assert "gone.png" in errors[1]

@@ -60,7 +60,7 @@ def test_a_resumed_run_is_the_run_it_was(fit: Fit, capsys: pytest.CaptureFixture
     (folder / "run.json").write_text(json.dumps({**before, "seconds": 1000}))
     capsys.readouterr()
     fit("--checkpoint=last", *allowed)
-    assert capsys.readouterr().out.startswith(f"resuming {folder} at step 3 (")
+    assert capsys.readouterr().out.startswith("resuming run at step 3 (")
     after = json.loads((folder / "run.json").read_text())
     assert after["command"] == before["command"]
     assert after["seconds"] > 1000 + 3 * after["seconds_per_step"]

@@ -28,7 +28,7 @@ def runs(arguments: list[str]) -> None:
         allow_abbrev=False,
         description="Put training runs side by side: time, seed and scores of each.",
     )
-    parser.add_argument("folders", nargs="+", type=Path, help="Runs of fit, or folders of runs.")
+    parser.add_argument("folders", nargs="+", type=Path, help="Folders of runs, or of a run.")
     parser.add_argument(
         "--out",
         type=Path | None,
@@ -58,8 +58,8 @@ def compare_runs(folders: list[Path], out: Path | None = None) -> None:
                 errors.append(error)
     if not rows:
         raise errors[0]
-    for error in errors:
-        print(f"left out: {visible(error)}", file=sys.stderr)
+    for reason in errors:
+        print(f"left out: {visible(reason)}", file=sys.stderr)
     print(report(rows, "simple"))
     if out is not None:
         tasks = {row["task"].lower() for row in rows}
