@@ -135,6 +135,7 @@ OPTIONS = {
     "fit --out run --config short.yaml": "--data.batch_size must be .*, got many in short.yaml",
     "fit --out run --config red.png": "red.png is not YAML",
     "fit --out run --config list.yaml": r"list.yaml must hold options such as .*holds \['a'\]",
+    "fit --out run --config three.yaml": "model in three.yaml must be options by name, got 3",
     "fit --out run --config=void.yaml": "void.yaml must hold options such as .*holds nothing",
     "predict": "images.*checkpoint must be given",
     f"predict red.png {DIGITS} --size x": "--size must be a whole number, got x",
@@ -199,6 +200,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         (here / "type.yaml").write_text(model + "{lr: fast}}\n")
         (here / "short.yaml").write_text("{model: {lr: 1e-3}, data: {batch_size: many}}")
         (here / "list.yaml").write_text("[a]")
+        (here / "three.yaml").write_text("model: 3")
         (here / "void.yaml").touch()
         (here / "broken.yaml").write_text("model: [1,\n  foo: {")
         yield here

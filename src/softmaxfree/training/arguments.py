@@ -116,8 +116,10 @@ def with_classes(arguments: list[str]) -> list[str]:
                 config[section] = {"class_path": usual, "init_args": given}
                 found[place] = before + yaml.safe_dump(config)
             elif given:
-                named = given.get("class_path") if isinstance(given, dict) else given
-                classes[section] = named or usual
+                named = given.get("class_path", usual) if isinstance(given, dict) else given
+                if not isinstance(named, str):
+                    raise UserError(f"{section} in {value} must be options by name, got {named}")
+                classes[section] = named
     return found
 
 
