@@ -62,8 +62,8 @@ Every command that takes trained weights takes all of these:
 
     softmaxfree predict IMAGE... --checkpoint softpp_nano.cifar10
     softmaxfree validate --checkpoint softpp_nano.cifar10 --data.root FOLDER
-    softmaxfree figures heatmap --checkpoints [softpp_nano.cifar10]
-    softmaxfree explore --checkpoints [softpp_nano.cifar10]
+    softmaxfree figures heatmap --checkpoints softpp_nano.cifar10
+    softmaxfree explore --checkpoints softpp_nano.cifar10
     softmaxfree export softpp_nano.cifar10 model.onnx
     softmaxfree convert runs/mine mine.safetensors
     softmaxfree fit --model.backbone softpp_nano.cifar10            # starts from these weights

@@ -258,7 +258,7 @@ def test_export_to_onnx_is_checked_at_other_sizes(tmp_path: Path) -> None:
     )
     done = softmaxfree("export", "softpp_nano.cifar10", str(target))
     assert done.returncode == 0, done.stderr
-    for size in ("64 x 32", "32 x 48", "49 x 75"):
+    for size in ("  32 x 32:", "64 x 32", "32 x 48", "49 x 75"):
         assert size in done.stdout
     assert done.stdout.count("the same class for each image") == 3
     assert "the check says little" not in done.stdout
@@ -276,7 +276,7 @@ def test_export_to_onnx_is_checked_at_other_sizes(tmp_path: Path) -> None:
 
 
 def test_a_wrong_export_is_found_and_not_left_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """On purpose: the windows at the right and bottom edge are cut off."""
     from softmaxfree import deploy
@@ -296,8 +296,10 @@ def test_a_wrong_export_is_found_and_not_left_behind(
     monkeypatch.setattr(deploy, "open_exported", open_cut_off)
     target = tmp_path / "nano.pt2"
     with pytest.raises(RuntimeError, match=r"does not compute what softpp_nano.cifar10 computes"):
-        softmaxfree("export", "softpp_nano.cifar10", str(target))
+        main(["export", "softpp_nano.cifar10", str(target)])
     assert list(tmp_path.iterdir()) == []
+    first = next(line for line in capsys.readouterr().out.splitlines() if " x " in line)
+    assert first.startswith("  32 x 32: ")  # as in training
 
 
 def test_weights_that_tell_no_images_apart_are_noticed() -> None:

@@ -37,6 +37,7 @@ def test_a_bug_is_not_shortened(
         (["bench", "attention", "--threads"], "--threads needs a value"),
         (["bench", "attention", "--preset", "x"], "--preset must be one of paper, core, demo, li"),
         (["bench", "attention", "--config", "x"], "there is no file "),
+        (["fitt"], "softmaxfree has no command 'fitt'; did you mean fit?"),
         (["bench", "nothing"], "softmaxfree bench has no command 'nothing'; choose one of"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

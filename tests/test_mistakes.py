@@ -21,9 +21,10 @@ from softmaxfree.models.weights import find_weights
 DIGITS = "--checkpoint digits-softpp"
 
 COMMANDS = {
-    "predcit": "no command 'predcit'; choose one of fit, validate",
-    "figures heatmaps": "no command 'heatmaps'; choose one of newton",
-    "bench atention": "no command 'atention'; choose one of attention",
+    "nothing": "no command 'nothing'; choose one of fit, validate",
+    "fitt": "no command 'fitt'; did you mean fit",
+    "figures heatmaps": "no command 'heatmaps'; did you mean heatmap",
+    "bench atention": "no command 'atention'; did you mean attention",
     "reproduce nonsense": "no experiment 'nonsense'; choose among .*landmarks",
     "reproduce": "name experiments, or give --all",
     "reproduce landmarks --workers 0": "--workers must be at least 1, got 0",
@@ -74,6 +75,7 @@ FILES = {
     "convert list.pth out.safetensors": "list.pth cannot be read as weights: .*another kind",
     "convert gone.pth out.safetensors": "no file gone.pth",
     "convert one.pth out.safetensors": "one.pth holds no pyramid.*checkpoint of SOFT or SOFT",
+    "convert two.pth gone/out.safetensors": "no folder gone to write to: create it",
     "convert two.pth out.txt": "must end in .safetensors, got out.txt",
     "fit --out run --model.init_checkpoint one.pth": "nothing in one.pth fits",
     "export softpp_tinny model.onnx": "no weights softpp_tinny",
@@ -117,22 +119,29 @@ DATA = {
 OPTIONS = {
     "fit --out run --lr 0.1": "no option --lr.*--model.lr",
     "fit --out run --model.lr fast": "--model.lr must be a number, got fast",
-    "fit --out run --model.lr -1": "-1",
+    "fit --out run --model.lr -1": "--model.lr must be at least 0, got -1",
     "fit --out run --model.lrr 1": "no option --model.lrr.*--model.lr",
     "fit --out run --model.schedule foo": "--model.schedule must be one of cosine.*got foo",
     "fit --out run --model.optimizer foo": "foo",
-    "fit --out run --model.optimizer_options '{foo: 1}'": "optimizer.*foo",
-    "fit --out run --model.options '{toknes: 49}'": "softpp_nano has no option 'toknes'",
-    "fit --out run --model.warmup_epochs -3": "warm.*at least 0, got -3",
-    "fit --out run --model.smoothing 3": "smoothing must be .*got 3",
+    "fit --out run --model.optimizer_options '{foo: 1}'": "optimizer adamw has no option 'foo'",
+    "fit --out run --model.options '{toknes: 49}'": "no option 'toknes'; it has .*num_landmarks",
+    "fit --out run --model.options '{landmarks: 49}'": "'landmarks'; did you mean num_landmarks",
+    "fit --out run --model.warmup_epochs -3": "--model.warmup_epochs must be at least 0, got -3",
+    "fit --out run --model.smoothing 3": "--model.smoothing must be .*got 3",
     "fit --out run --model.backbone softpp_nanno": "'softpp_nanno'; did you mean softpp_nano",
     "fit --out run --model.backbone softpp_nano.imagenet": "imagenet.*softpp_nano.cifar10",
     "fit --out run --model.attention sofft": "unknown attention 'sofft'; choose one of soft",
     "fit --out run --model Nonsense": "Nonsense",
     "fit --out run --trainer.max_epochs x": "--trainer.max_epochs must be a whole number, got x",
+    "fit --out run --trainer.max_epochs -5": r"options \(`max_epochs` must be .* -5\)",
     "fit --out run --config broken.yaml": "broken.yaml is not YAML",
     "fit --out run --config unknown.yaml": "no option --model.lrr in unknown.yaml.*--model.lr",
     "fit --out run --config type.yaml": "--model.lr must be a number, got fast in type.yaml",
+    "fit --out run --config short.yaml": "--data.batch_size must be .*, got many in short.yaml",
+    "fit --out run --config red.png": "red.png is not YAML",
+    "fit --out run --config list.yaml": r"list.yaml must hold options such as .*holds \['a'\]",
+    "fit --out run --config three.yaml": "model in three.yaml must be options by name, got 3",
+    "fit --out run --config=void.yaml": "void.yaml must hold options such as .*holds nothing",
     "predict": "images.*checkpoint must be given",
     f"predict red.png {DIGITS} --size x": "--size must be a whole number, got x",
     f"predict red.png {DIGITS} --devise cpu": "no option --devise; did you mean --device",
@@ -197,6 +206,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         model = "model: {class_path: softmaxfree.tasks.Classification, init_args: "
         (here / "unknown.yaml").write_text(model + "{lrr: 1}}\n")
         (here / "type.yaml").write_text(model + "{lr: fast}}\n")
+        (here / "short.yaml").write_text("{model: {lr: 1e-3}, data: {batch_size: many}}")
+        (here / "list.yaml").write_text("[a]")
+        (here / "three.yaml").write_text("model: 3")
+        (here / "void.yaml").touch()
         (here / "broken.yaml").write_text("model: [1,\n  foo: {")
         yield here
 
@@ -235,6 +248,9 @@ CALLS: dict[str, Callable[[], object]] = {
     "size=(3, 4) makes 12 tokens, but x": lambda: SoftmaxFreeAttention(8)(rand(1, 9, 8), (3, 4)),
     "x must be (B, N, 8), got": lambda: SoftmaxFreeAttention(8)(rand(1, 9, 4), (3, 3)),
     "ResNet": lambda: replace_attention(timm.create_model("resnet10t"), "soft"),
+    "got MultiheadAttention; pass nn.ModuleList([attention])": lambda: replace_attention(
+        torch.nn.MultiheadAttention(8, 2), "soft"
+    ),
     "images must be (B, channels, H, W), got shape (3, 8, 8)": lambda: diagnose(
         nano(), rand(3, 8, 8)
     ),

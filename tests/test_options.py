@@ -8,7 +8,8 @@ import pytest
 from jsonargparse import ArgumentParser
 
 from softmaxfree.files import recipe
-from softmaxfree.words import HELP
+from softmaxfree.training.arguments import _lists
+from softmaxfree.words import HELP, with_lists
 
 from .help_texts import BY_HAND, all_commands, help_of, parser_of
 
@@ -102,7 +103,8 @@ def test_every_command_uses_the_same_words_and_prints_its_help(words: tuple[str,
         assert told == help_of(parser), "run `python -m tests.help_texts`"
     else:
         shown = re.findall(
-            r"^  --(?!config)(\S+) (\S+)", (HELP / f"{words[0]}.txt").read_text(), re.M
+            r"^  --(?!config)(\S+) (\S+(?: \S+)*)", (HELP / f"{words[0]}.txt").read_text(), re.M
         )
         digits = f"--config={recipe('digits/softpp_nano.yaml')}"
-        parser.parse_args([digits, *(f"--{option}={value}" for option, value in shown)])
+        given = [word for option, value in shown for word in (f"--{option}", *value.split())]
+        parser.parse_args([digits, *with_lists(given, _lists())])

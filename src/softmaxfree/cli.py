@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from . import __version__
 from .errors import UserError, check_words, reader_has_left, visible
 from .imports import needs
-from .usage import usage_error
+from .usage import unknown_command, usage_error
 from .words import call, help_of
 
 
@@ -125,9 +125,7 @@ def run_command(words: list[str]) -> None:
         print("softmaxfree", __version__)
         return
     if words and words[0] not in ("-h", "--help"):
-        raise UserError(
-            f"{' '.join(program)} has no command {words[0]!r}; choose one of {', '.join(commands)}"
-        )
+        raise unknown_command(" ".join(program), words[0], commands)
     print(f"usage: {' '.join(program)} COMMAND ...\n")
     width = max(map(len, commands))
     print("\n".join(f"  {name:{width}}  {entry.help}" for name, entry in commands.items()))

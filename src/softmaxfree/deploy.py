@@ -41,8 +41,8 @@ def export_checked(
     Batch, height and width of this package's backbones stay open, from 33 pixels on (17 for nano,
     61 for the released models, whose landmarks leave remainders out); of timm's own models the
     batch does. The file is then run, an .onnx one by onnxruntime, on photographs and digits,
-    prepared as the model expects them, at three other sizes, one of them odd. It is written only if
-    it computes what the model computes. Takes one to five minutes.
+    prepared as the model expects them, at their size and three others, one of them odd. It is
+    written only if it computes what the model computes. Takes one to five minutes.
 
     Args:
         weights: Trained weights: softpp_nano.cifar10, a run's folder or checkpoint, a file
@@ -60,7 +60,7 @@ def export_checked(
     side = traced_size or images.size
     sizes = [(side, side)]
     if isinstance(model, Backbone):
-        sizes = [(side + 32, side), (side, side * 3 // 2), (side + 17, side + 43)]
+        sizes += [(side + 32, side), (side, side * 3 // 2), (side + 17, side + 43)]
     batches = [_real_images(images, size, _channels(model)) for size in sizes]
     print(f"exporting {weights} ...", flush=True)
     checked = target.with_name(f".{target.name}.unchecked{target.suffix}")

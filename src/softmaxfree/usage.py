@@ -66,6 +66,13 @@ def usage_error(message: str, options: Collection[str], place: str = "") -> Usag
     return UsageError(f"{' '.join(message.split()):.300}{place}")
 
 
+def unknown_command(program: str, word: str, commands: Collection[str]) -> UsageError:
+    """Says that a program has no such command, and which are like it, or all."""
+    near = " or ".join(get_close_matches(word, commands))
+    hint = f"did you mean {near}?" if near else f"choose one of {', '.join(commands)}"
+    return UsageError(f"{program} has no command {word!r}; {hint}")
+
+
 def _unknown(name: str, options: Collection[str], place: str) -> UsageError:
     """Says that there is no such option, and which are like it: lr for learning_rate too."""
     last = {option: option.rpartition(".")[2] for option in options}

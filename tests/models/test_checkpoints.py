@@ -70,7 +70,7 @@ def to_released(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def test_a_released_file_is_loaded_and_converted(released: Path, tmp_path: Path) -> None:
     expected = build("soft_tiny_fudan", **MINI)
-    target = tmp_path / "out" / "converted.safetensors"
+    target = tmp_path / "converted.safetensors"
     found = convert(released, target)
     assert found.arguments == {
         "img_size": 224, "in_chans": 3, "num_classes": 7, "embed_dims": (32, 64, 96, 128),

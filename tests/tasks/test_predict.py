@@ -84,7 +84,7 @@ def test_an_image_that_cannot_be_read_does_not_stop_the_others(
     with pytest.raises(SystemExit) as stop:
         main(["predict", "photos", "gone.png", "--checkpoint", WEIGHTS, "--out", "found.jsonl"])
     assert stop.value.code == 1
-    errors = capsys.readouterr().err.splitlines()
+    _, *errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 3
     assert "photos/4.png cannot be read as an image" in errors[0]
     assert "gone.png" in errors[1]
@@ -100,12 +100,13 @@ def test_the_command_says_what_the_model_knows(
     """It calls a plain red image a digit too, with whatever probability."""
     Image.new("RGB", (40, 30), "red").save("red.png")
     predict(["red.png"], WEIGHTS, top=2)
-    first, second, *classes = capsys.readouterr().out.splitlines()
-    assert first == (
+    printed = capsys.readouterr()
+    assert printed.err.strip() == (
         "digits-softpp knows 10 classes and nothing else: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9. "
         "Probabilities compare these classes; they do not tell whether an image shows any of them."
     )
-    assert second == "red.png"
+    name, *classes = printed.out.splitlines()  # results alone, for a pipe
+    assert name == "red.png"
     assert len(classes) == 2
 
 

@@ -1,6 +1,7 @@
 """The log of a run, and the table of several."""
 
 import json
+import re
 import subprocess
 import sys
 from datetime import date
@@ -84,6 +85,22 @@ def test_finished_runs_are_compared(
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="empty holds no run"):
         compare_runs([tmp_path / "empty"], None)
+
+
+def test_what_is_no_run_is_left_out_with_a_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("one", "two", "failed"):
+        (tmp_path / name).mkdir()
+    for name in ("one", "two"):
+        (tmp_path / name / "config.yaml").write_text(yaml.safe_dump(SMALL))
+        describe_run(tmp_path / name, **origin(), seconds=90.0)
+    compare_runs(sorted(tmp_path.iterdir()))
+    several = capsys.readouterr()
+    assert [line.split()[0] for line in several.out.splitlines()[2:]] == ["one", "two"]
+    assert re.fullmatch(r"left out: .*failed holds no run \(.*\n", several.err)
+    compare_runs([tmp_path])
+    assert capsys.readouterr() == (several.out, "")
 
 
 def test_runs_that_are_not_finished_are_shown_as_such(

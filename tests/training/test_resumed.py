@@ -34,7 +34,7 @@ OTHERS = {
 }  # fmt: skip
 
 
-def test_a_resumed_run_is_the_run_it_was(fit: Fit) -> None:
+def test_a_resumed_run_is_the_run_it_was(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
     folder = fit()
     with pytest.raises(UserError, match=r"with --model.lr 0.001 \(given: 0.5\), --data.size 16 \("):
         fit("--checkpoint=last", "--model.lr=0.5", "--data.size=24")
@@ -58,7 +58,9 @@ def test_a_resumed_run_is_the_run_it_was(fit: Fit) -> None:
     allowed = ("--trainer.max_epochs=2", "--data.eval_batch_size=50", "--save_every=7")
     before = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps({**before, "seconds": 1000}))
+    capsys.readouterr()
     fit("--checkpoint=last", *allowed)
+    assert capsys.readouterr().out.startswith("resuming run at step 3 (")
     after = json.loads((folder / "run.json").read_text())
     assert after["command"] == before["command"]
     assert after["seconds"] > 1000 + 3 * after["seconds_per_step"]

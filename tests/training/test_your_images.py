@@ -17,7 +17,7 @@ from jsonargparse import Namespace
 from PIL import Image
 
 from softmaxfree.errors import UserError
-from softmaxfree.training.arguments import complete, with_configuration
+from softmaxfree.training.arguments import complete, with_classes, with_configuration
 from softmaxfree.training.command import run
 from softmaxfree.words import with_lists
 
@@ -64,7 +64,9 @@ def test_what_was_found_is_printed_before_training(
     inside: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run("fit", [*FIT[1:-1], "again", *SHORT, "--trainer.fast_dev_run=1"])
-    printed = [line for line in capsys.readouterr().out.splitlines() if line]
+    output, errors = capsys.readouterr()
+    assert "Cosine" not in errors  # timm's advice on a schedule of one step
+    printed = [line for line in output.splitlines() if line]
     promised = [line.strip() for line in PAGE.splitlines() if line.startswith("    classes ")]
     first = printed.index(promised[0])
     assert "on numbers" in printed[first - 3]
@@ -87,10 +89,13 @@ def test_few_images_make_a_small_batch(tmp_path: Path, capsys: pytest.CaptureFix
     assert f"left out       {tmp_path}/few/nothing/ (no images)" in printed
 
 
-def test_the_page_s_validation_runs(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_s_validation_runs(
+    inside: Path, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+) -> None:
     run(VALIDATE[0], [*VALIDATE[1:], *SHORT[2:]])
     run(SIZES[0], [*SIZES[1:], *SHORT[2:]])
     assert capsys.readouterr().out.count("val/accuracy ") == 2
+    assert not [str(one.message) for one in recwarn if "ckpt_path" in str(one.message)]
 
 
 @pytest.mark.parametrize(
@@ -151,6 +156,23 @@ def test_recipes_are_found_by_name_from_any_folder(
     assert capsys.readouterr().err == ""
     with_configuration("fit", ["--model.backbone", "softpp_nano"])
     assert "no --data.root and no --config: the data is scikit-learn's" in capsys.readouterr().err
+
+
+def test_a_configuration_needs_no_classes(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.yaml").write_text(
+        "{model: {backbone: softpp_nano, lr: 2e-3}, data: {root: numbers}}"
+    )
+    with pytest.raises(SystemExit):
+        run("fit", ["--config=mine.yaml", "--data.size", "48", "--print_config"])
+    config = yaml.safe_load(capsys.readouterr().out)
+    model, data = config["model"], config["data"]
+    assert model["class_path"] == "softmaxfree.tasks.Classification"
+    assert (model["init_args"]["backbone"], model["init_args"]["lr"]) == ("softpp_nano", 0.002)
+    assert data["class_path"] == "softmaxfree.data.ImageData"
+    assert (data["init_args"]["root"], data["init_args"]["size"]) == ("numbers", 48)
+    detection = str(ROOT / "recipes/detection/digit_scenes.yaml")
+    *_, second = with_classes(["--config", detection, "-c", "mine.yaml"])
+    assert yaml.safe_load(second)["model"]["class_path"] == "softmaxfree.tasks.Detection"
 
 
 def test_lists_need_no_brackets() -> None:

@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from inspect import signature
 from typing import Any
 
 import timm
+import torch
 from torch import nn
 
 from ..errors import UserError
@@ -73,10 +75,11 @@ def build_model(backbone: BackboneConfig | str, num_classes: int | None) -> nn.M
                         f"{name} has an argument of its own: leave it out of the options"
                     ) from error
                 if f"unexpected keyword argument {name!r}" in str(error):
-                    raise UserError(
-                        f"{config.name} has no option {name!r}: its options are the arguments of "
-                        "its class"
-                    ) from error
+                    with torch.device("meta"):
+                        known = signature(type(timm.create_model(config.name))).parameters
+                    near = " or ".join(get_close_matches(name, known))
+                    hint = f"did you mean {near}?" if near else f"it has {', '.join(known)}"
+                    raise UserError(f"{config.name} has no option {name!r}; {hint}") from error
             raise
 
     changed: dict[str, Any] = {"attention": config.attention, "tie_qk": config.tie_qk}

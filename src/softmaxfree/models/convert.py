@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..allow_list import tasks
 from ..errors import UserError
-from ..files import write_atomically
+from ..files import check_folder_of, write_atomically
 from ..trust import plain
 from .build import build_model
 from .checkpoints import is_released, matching, rename_released
@@ -79,6 +79,7 @@ def convert(source: str | Path, target: Path, attention: str = "soft") -> Found 
     """
     if target.suffix != ".safetensors":
         raise UserError(f"the converted file must end in .safetensors, got {target}")
+    check_folder_of(target)
     weights, found = find_weights(source), None
     if weights.task is None:
         with matching(source):

@@ -189,10 +189,12 @@ def _core(model: nn.Module) -> Any:
 def _backbone(model: nn.Module, caller: str) -> Any:
     core = _core(model)
     if core is None:
+        alone = isinstance(model, nn.MultiheadAttention)
         raise UserError(
             f"{caller} is for timm's ViT, DeiT, BEiT, EVA, Swin and Swin V2, without other modules "
             f"around them, and for modules that hold nn.MultiheadAttention, got "
-            f"{type(model).__name__}; pass such a model"
+            f"{type(model).__name__}; "
+            + ("pass nn.ModuleList([attention])" if alone else "pass such a model")
         )
     return core
 

@@ -67,7 +67,7 @@ class Classification(Task):
         super().__init__(**task)
         self.start_from(backbone)
         if not 0 <= smoothing < 1:
-            raise UserError(f"smoothing must be at least 0 and below 1, got {smoothing:g}")
+            raise UserError(f"--model.smoothing must be at least 0 and below 1, got {smoothing:g}")
         config = BackboneConfig(backbone, attention, tie_qk, drop_path, options)
         self.model = build_model(config, num_classes)
         classes: Any = self.model.num_classes

@@ -1,5 +1,6 @@
 """`softmaxfree predict`: classes, objects or labelled pixels of images, by trained weights."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -195,7 +196,7 @@ def run(
         classifier = Classifier(weights, size)
         classifier.model.to(device)
         found = _classes(read(classifier.tensor), classifier, 5 if top is None else top)
-        print(f"{visible(weights.source)} {classifier.knows}")
+        print(f"{visible(weights.source)} {classifier.knows}", file=sys.stderr)
     draws = weights.task in ("Detection", "Segmentation") and not is_table
     pictures = Pictures(out or Path("predictions")) if draws else None
     target = pictures.folder / "found.jsonl" if pictures else out

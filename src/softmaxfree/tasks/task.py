@@ -1,5 +1,6 @@
 """What all tasks share: optimiser, schedule, averaged weights, freezing, seeds of steps."""
 
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from fnmatch import fnmatchcase
@@ -87,10 +88,10 @@ class Task(LightningModule):
                 f"warm-up is given twice, as {warmup_epochs:g} epochs and as {warmup_steps} steps: "
                 "leave out warmup_epochs or warmup_steps"
             )
-        if min(warmup_epochs, warmup_steps or 0) < 0:
-            raise UserError(
-                f"warm-up must be at least 0, got {min(warmup_epochs, warmup_steps or 0):g}"
-            )
+        positive = {"lr": lr, "warmup_epochs": warmup_epochs, "warmup_steps": warmup_steps or 0}
+        for name, value in positive.items():
+            if not value >= 0:
+                raise UserError(f"--model.{name} must be at least 0, got {value:g}")
         self.schedule, self.milestones = schedule, milestones or []
         self.warmup_epochs, self.warmup_steps = warmup_epochs, warmup_steps
         self.warmup_lr, self.min_lr = warmup_lr, min_lr
@@ -147,9 +148,12 @@ class Task(LightningModule):
                 **self.optimizer_options,
             )
         except (TypeError, ValueError) as error:
+            unknown = re.search(r"unexpected keyword argument ('\w+')", str(error))
             raise UserError(
-                f"timm makes no optimizer {self.optimizer!r} with optimizer_options "
-                f"{self.optimizer_options}: {error}"
+                f"the optimizer {self.optimizer} has no option {unknown[1]}: check "
+                "--model.optimizer_options"
+                if unknown
+                else f"timm makes no optimizer {self.optimizer!r}: {error}"
             ) from error
         steps = self.trainer.estimated_stepping_batches
         if steps == float("inf"):

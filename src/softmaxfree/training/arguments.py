@@ -2,9 +2,10 @@
 
 import re
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
-from itertools import pairwise
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from ..checkpoint_files import LAST, holds_run, sound_checkpoint
 from ..data import ImageData
 from ..data.images import BATCH
 from ..data.sources import Source
-from ..errors import UserError, visible
+from ..errors import UserError, user_file, visible
 from ..files import recipe
 from ..imports import listed
 from ..models.checkpoints import read_run_checkpoint
@@ -103,13 +104,56 @@ def _preparation(model: Namespace) -> dict[str, Any]:
 def _with_recipes(arguments: list[str]) -> list[str]:
     """The arguments, with the name of a recipe after --config replaced by its file."""
     found = list(arguments)
+    for place, before, value in _configs(arguments):
+        if ":" not in value and not isfile(value):
+            found[place] = f"{before}{recipe(value)}"
+    return found
+
+
+def with_classes(arguments: list[str]) -> list[str]:
+    """The arguments, with a class for each model and data of a --config that names none.
+
+    It is that of the --config before, or else `Classification` and `ImageData`.
+    """
+    classes = {"model": "softmaxfree.tasks.Classification", "data": "softmaxfree.data.ImageData"}
+    found = list(arguments)
+    for place, before, value in _configs(arguments):
+        config = _options_in(value)
+        for section, usual in classes.items():
+            given = config.get(section)
+            if isinstance(given, dict) and not {"class_path", "init_args"} & given.keys():
+                config[section] = {"class_path": usual, "init_args": given}
+                found[place] = before + yaml.safe_dump(config)
+            elif given:
+                named = given.get("class_path", usual) if isinstance(given, dict) else given
+                if not isinstance(named, str):
+                    raise UserError(f"{section} in {value} must be options by name, got {named}")
+                classes[section] = named
+    return found
+
+
+def _configs(arguments: list[str]) -> Iterator[tuple[int, str, str]]:
+    """Of each --config: the place of the word with its value, that word's beginning, the value."""
     for place, (word, following) in enumerate(zip(arguments, [*arguments[1:], ""])):
         option, equals, value = word.partition("=")
-        value = value if equals else following
-        if option in ("--config", "-c") and ":" not in value and not Path(value).is_file():
-            file = str(recipe(value))
-            found[place + (not equals)] = f"{option}={file}" if equals else file
-    return found
+        if option in ("--config", "-c"):
+            yield (place, f"{option}=", value) if equals else (place + 1, "", following)
+
+
+def _options_in(value: str) -> dict[str, Any]:
+    """The options in a file of --config, or in YAML in its place."""
+    name = value if isfile(value) else "--config"
+    try:
+        with user_file(name):
+            config = yaml.safe_load(Path(value).read_text() if isfile(value) else value)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" in line {mark.line + 1}: {getattr(error, 'problem', '')}" if mark else ""
+        raise UserError(f"{name} is not YAML; look for a mistake{line}") from error
+    if not isinstance(config, dict):
+        held = "nothing" if config is None else f"{config!s:.60}"
+        raise UserError(f"{name} must hold options such as model: {{lr: 0.001}}, and holds {held}")
+    return config
 
 
 def _lists() -> set[str]:
@@ -162,30 +206,16 @@ def place_of_mistake(message: str, arguments: list[str]) -> str:
     Args:
         message: What jsonargparse says of it.
         arguments: The command line.
-
-    Raises:
-        UserError: If a file is not YAML.
     """
     names = re.findall(r"(?:key \"|Option ')([^'\"]+)['\"]", message)
     last = names[-1].rpartition(".")[2] if names else None
-    words = [word.lstrip("-").partition("=") for word in arguments if word.startswith("--")]
-    given = last is None or last in [word.rpartition(".")[2] for word, _, _ in words]
-    values = [value for word, _, value in words if word == "config" and value]
-    values += [value for word, value in pairwise(arguments) if word in ("--config", "-c")]
-    place = ""
-    for path in (Path(value) for value in values if "\n" not in value):  # not a checkpoint's
-        if not path.is_file():
-            continue
-        try:
-            text = path.read_text()
-            yaml.safe_load(text)
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            mark = getattr(error, "problem_mark", None)
-            line = f" in line {mark.line + 1}: {getattr(error, 'problem', '')}" if mark else ""
-            raise UserError(f"{path} is not YAML; look for a mistake{line}") from error
-        if not given and re.search(rf"\b{re.escape(last or '')}\b", text):
-            place = f" in {path}"
-    return place
+    words = [word.partition("=")[0] for word in arguments if word.startswith("--")]
+    if last is None or last in [word.lstrip("-").rpartition(".")[2] for word in words]:
+        return ""
+    named = re.compile(rf"\b{re.escape(last)}\b")
+    files = [value for _, _, value in _configs(arguments) if isfile(value)]  # not a checkpoint's
+    found = [f" in {file}" for file in files if named.search(Path(file).read_text())]
+    return found[-1] if found else ""
 
 
 def _option(arguments: list[str], name: str) -> str | None:
@@ -207,7 +237,7 @@ def _configuration_of(path: Path, command: str, arguments: list[str]) -> str:
     if own and not any(word.startswith("--modules") for word in arguments):
         raise UserError(
             f"{path} was trained with modules of your own, which are not imported because a file "
-            f"names them: give --modules [{','.join(map(str, own))}]"
+            f"names them: give --modules {' '.join(map(str, own))}"
         )
     taken, left = configuration(config, path, command, arguments)
     if left:

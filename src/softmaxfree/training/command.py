@@ -37,7 +37,7 @@ from ..models.checkpoints import check_archive
 from ..tasks import Task
 from ..usage import usage_error
 from .allocator import keep_freed_memory
-from .arguments import complete, place_of_mistake, with_configuration
+from .arguments import complete, place_of_mistake, with_classes, with_configuration
 from .checkpoint import AtomicCheckpointIO, RunCheckpoint, Stopped
 from .folder import RunLock, folder_of_run, name_of_data, name_of_model, refuse_taken, start
 from .log import LineLogger, Pace, ProgressBar
@@ -118,7 +118,7 @@ class TrainingCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         assert isinstance(args, list)
-        words = ["--help" if word == "--help_all" else word for word in args]
+        words = ["--help" if word == "--help_all" else word for word in with_classes(args)]
         try:
             self.config = parser.parse_args(words)
         except ArgumentError as error:
@@ -268,9 +268,11 @@ class TrainingCLI(LightningCLI):
         if self.trainer.is_global_zero:
             parameters = sum(parameter.numel() for parameter in self.model.parameters())
             model, data = self.config.model.init_args, self.config.data.init_args
+            words = f"training {name_of_model(model)} from {self.origin['start']}"
+            if self.resumption:
+                words = f"resuming {folder} at step {self.resumption['step']}"
             print(
-                f"training {name_of_model(model)} from {self.origin['start']} "
-                f"({parameters / 1e6:.1f} M parameters) on {name_of_data(data)}, "
+                f"{words} ({parameters / 1e6:.1f} M parameters) on {name_of_data(data)}, "
                 f"in {self.folder}"
             )
             if isinstance(self.datamodule, ImageData):
@@ -319,8 +321,8 @@ class TrainingCLI(LightningCLI):
         told = self.config.data.init_args
         where = {name: told.get(name) for name in ("name", "root")}
         commands = next_commands(self.folder, image, listed(self.config.modules), where)
-        print("\n  ".join(["try next", *commands]) if commands else "")
         print("\n".join(self.model.closing_lines(scores)))
+        print("\n  ".join(["try next", *commands]) if commands else "")
 
     def print_scores(self) -> None:
         if self.trainer.is_global_zero:
@@ -360,6 +362,8 @@ def run(command: str, arguments: list[str]) -> None:
     """Runs fit, validate or test. A signal stops it, with its state saved."""
     warnings.filterwarnings("ignore", category=PossibleUserWarning)  # advice on workers and logs
     warnings.filterwarnings("ignore", message=".*LeafSpec", module="lightning")
+    warnings.filterwarnings("ignore", message=r".*ckpt_path.*\['RunCheckpoint'\]")  # of scoring
+    logging.getLogger("timm.scheduler").setLevel(logging.ERROR)  # advice on one step
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     arguments = with_configuration(command, arguments)
@@ -408,7 +412,8 @@ def _cluster() -> list[SLURMEnvironment]:
 
 def _refusal(what: str, error: BaseException) -> UserError:
     reason = " ".join(str(error).split())[:300].rstrip(".:")
-    return UserError(f"{what} ({type(error).__name__}: {reason})")
+    kind = "" if isinstance(error, MisconfigurationException) else f"{type(error).__name__}: "
+    return UserError(f"{what} ({kind}{reason})")
 
 
 def _as_list(value: Any) -> list[Any]:

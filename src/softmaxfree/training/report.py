@@ -166,7 +166,8 @@ def next_commands(
     if not (folder / "last.ckpt").is_file():  # there was nothing left to train
         return []
     last = shlex.quote(str(folder / "last.ckpt"))
-    own = " --modules " + shlex.quote(f"[{','.join(modules)}]") if modules else ""
+    words = "".join(modules) if len(modules) == 1 else shlex.quote(f"[{','.join(modules)}]")
+    own = f" --modules {words}" if modules else ""
     given = "".join(
         f" --data.{name} {shlex.quote(value)}"
         for name, value in data.items()
@@ -177,10 +178,9 @@ def next_commands(
     if example:
         found.append(f"predict {shlex.quote(str(example))} --checkpoint {last}{own}")
     if example and weights.task == "Classification":
-        files, images = (shlex.quote(f"[{path}]") for path in (folder / "last.ckpt", example))
-        found.append(f"figures heatmap --checkpoints {files} --images {images}{own}")
-        size = weights.preparation.size
-        sizes = shlex.quote(f"[{size},{size * 3 // 2},{size * 2}]")
+        image, size = shlex.quote(str(example)), weights.preparation.size
+        found.append(f"figures heatmap --checkpoints {last} --images {image}{own}")
+        sizes = f"{size} {size * 3 // 2} {size * 2}"
         found.append(f"validate --checkpoint {last} --data.eval_sizes {sizes}{given}{own}")
     else:
         found.append(f"validate --checkpoint {last}{given}{own}")

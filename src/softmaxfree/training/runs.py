@@ -1,6 +1,7 @@
 """`softmaxfree runs`: training runs side by side."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def runs(arguments: list[str]) -> None:
         allow_abbrev=False,
         description="Put training runs side by side: time, seed and scores of each.",
     )
-    parser.add_argument("folders", nargs="+", type=Path, help="Folders of runs, written by fit.")
+    parser.add_argument("folders", nargs="+", type=Path, help="Folders of runs, or of a run.")
     parser.add_argument(
         "--out",
         type=Path | None,
@@ -38,8 +39,27 @@ def runs(arguments: list[str]) -> None:
 
 
 def compare_runs(folders: list[Path], out: Path | None = None) -> None:
-    """Prints a table of runs and, with `out`, writes it as JSON and Markdown."""
-    rows = [describe(folder) for folder in folders]
+    """Prints a table of runs and, with `out`, writes it as JSON and Markdown.
+
+    Args:
+        folders: Runs, or folders of runs; others are left out with a note.
+        out: Folder for the files.
+
+    Raises:
+        UserError: If there is no run in any folder.
+    """
+    rows, errors = [], []
+    for folder in folders:
+        inside = [] if (folder / "run.json").exists() else sorted(folder.glob("*/run.json"))
+        for run in [path.parent for path in inside] or [folder]:
+            try:
+                rows.append(describe(run))
+            except UserError as error:
+                errors.append(error)
+    if not rows:
+        raise errors[0]
+    for reason in errors:
+        print(f"left out: {visible(reason)}", file=sys.stderr)
     print(report(rows, "simple"))
     if out is not None:
         tasks = {row["task"].lower() for row in rows}

@@ -87,7 +87,7 @@ def explore(
     Everything stays on this machine: nothing is downloaded or sent.
 
     Args:
-        checkpoints: Trained weights to choose from, such as [softpp_nano.cifar10,runs/mine], beside
+        checkpoints: Trained weights to choose from, such as softpp_nano.cifar10 runs/mine, beside
             the models that come with the package.
         host: Address to listen on; any other than 127.0.0.1 lets other machines in.
         port: Port to listen on; 0 for any free port.

@@ -76,7 +76,7 @@ def draw_heatmap(
     Only rows of the attention matrices are computed.
 
     Args:
-        checkpoints: Trained weights, such as [softpp_nano.cifar10,runs/mine]; default: digit models
+        checkpoints: Trained weights, such as softpp_nano.cifar10 runs/mine; default: digit models
             that come with the package.
         images: Image files, a figure for each; default: a handwritten digit.
         place: Place of the patch, from [0,0] at the upper left to [1,1], the height first.

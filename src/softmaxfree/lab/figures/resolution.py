@@ -56,7 +56,7 @@ def draw_resolution(
     size: mean and range over the layers. Prints the numbers too. The default takes 2 minutes.
 
     Args:
-        checkpoints: Trained weights, such as [softpp_nano.cifar10,runs/mine]; default: digit models
+        checkpoints: Trained weights, such as softpp_nano.cifar10 runs/mine; default: digit models
             with SOFT++, SOFT and softmax that come with the package.
         sizes: Sides of images in pixels; default: half of to four times the training size.
         root: Folder with a folder of images for each class; default: the held-out digits.
