@@ -75,7 +75,7 @@ images are prepared (`preparation`) and its `classes`; `softmaxfree.diagnose` ta
 Size, mean, standard deviation, crop and interpolation come with the weights. A name comes before a
 file of that name. Tensors alone do not say which model they are of, so only `fit` and `convert`
 take them; `convert` recognises SOFT and SOFT++ by the shapes. A backbone without a tag, as in
-`--model.backbone softpp_nano`, is trained from scratch, and the run's first line and
+`--model.backbone softpp_nano`, is trained from scratch, and the run's first lines and
 `softmaxfree runs` say so. Nothing in a file is run ([Security](security.md)).
 
 ## Cards

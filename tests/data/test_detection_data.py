@@ -78,7 +78,7 @@ def test_an_object_that_is_too_small_after_resizing_is_left_out_with_its_label()
 def test_images_without_objects_are_scored_and_not_trained_on(tmp_path: Path) -> None:
     for split in ("train", "val"):
         write_voc(tmp_path, split, [CAT], [], [("cat", 1, *CAT[2:])], [CAT])
-    data = DetectionData("voc", str(tmp_path), val_split="val")
+    data = DetectionData("voc", str(tmp_path), val_split="val", batch_size=2)
     data.setup("fit")
     train, val = data.sources["train"], data.sources["val"]
     assert len(train) == 2  # one is empty, one has only a difficult object

@@ -27,6 +27,7 @@ from softmaxfree.tasks.predict import run as predict
 from softmaxfree.training.command import run
 
 from ..data.test_scenes import open_real
+from ..training.conftest import held_out
 
 TINY: dict[str, Any] = {
     "num_classes": 10,
@@ -145,9 +146,7 @@ def test_a_run_is_trained_scored_and_used(
     printed = capsys.readouterr().out
     kind, prefix = ("masks", "mask_") if detector == "mask_rcnn" else ("boxes", "")
     told = json.loads(Path("run/run.json").read_text())["scores"]
-    assert printed.splitlines()[-1] == (
-        f"held-out AP50 of {kind}: {told[f'{prefix}AP50'] * 100:.1f} %"
-    )
+    assert held_out(printed) == (f"held-out AP50 of {kind}: {told[f'{prefix}AP50'] * 100:.1f} %")
     assert {path.name for path in Path("run").iterdir()} == {
         "last.ckpt", "best.ckpt", "config.yaml", "run.json", "metrics.jsonl", "run.png",
         "example.png", ".lock",

@@ -14,6 +14,7 @@ from softmaxfree.training.command import run
 from softmaxfree.training.runs import compare_runs
 
 from ..data.test_sequences import write_papers, write_reviews
+from ..training.conftest import held_out
 
 TINY: dict[str, Any] = {"dim": 16, "hidden": 16, "depth": 1, "length": 60, "warmup_steps": 1}
 
@@ -45,8 +46,7 @@ def test_listops_is_trained_and_scored(
     printed = capsys.readouterr().out
     assert f"training {attention} from scratch (0.0 M parameters) on listops" in printed
     assert "predict with" not in printed
-    last = printed.splitlines()[-1]
-    assert last == f"held-out accuracy: {told['scores']['accuracy'] * 100:.2f} %"
+    assert held_out(printed) == f"held-out accuracy: {told['scores']['accuracy'] * 100:.2f} %"
 
     task = SequenceClassification(**TINY, attention=attention, num_classes=10).eval()
     task.load_state_dict(torch.load(folder / "last.ckpt", weights_only=True)["state_dict"])

@@ -93,6 +93,11 @@ def scores_in(output: str) -> list[str]:
     return [line for line in output.splitlines() if line.startswith("val/")]
 
 
+def held_out(output: str) -> str:
+    """The score that a run ends with."""
+    return next(line for line in output.splitlines() if line.startswith("held-out"))
+
+
 def weights(path: Path, name: str = "current_model_state") -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = torch.load(path, weights_only=True)[name]
     return found

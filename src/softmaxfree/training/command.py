@@ -270,7 +270,8 @@ class TrainingCLI(LightningCLI):
             model, data = self.config.model.init_args, self.config.data.init_args
             words = f"training {name_of_model(model)} from {self.origin['start']}"
             if self.resumption:
-                words = f"resuming {Path(self.config.checkpoint).parent} at step {self.resumption['step']}"
+                folder = Path(self.config.checkpoint).parent
+                words = f"resuming {folder} at step {self.resumption['step']}"
             print(
                 f"{words} ({parameters / 1e6:.1f} M parameters) on {name_of_data(data)}, "
                 f"in {self.folder}"
