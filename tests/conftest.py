@@ -22,6 +22,10 @@ SELECTION = Path(__file__).parent / "golden"
 
 os.environ["JSONARGPARSE_DEPRECATION_WARNINGS"] = "all"  # in every test, not only the first
 
+# A first backward pass after fake tensors have been used would start threads in autograd, and
+# tests could not fork this process any more.
+torch.ones(1, requires_grad=True).sum().backward()
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
 

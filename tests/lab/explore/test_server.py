@@ -90,7 +90,7 @@ def test_only_what_a_visitor_has_sent_is_taken(client: Any) -> None:
     assert visitor.client.get(f"/gradio_api/file={example['path']}").status_code == 200
     sent = visitor.send(1)
     assert visitor.take(sent) == ""
-    assert "was read before" in visitor.take(sent)
+    assert visitor.take(sent) == ""  # somebody else may have sent the same
     # What the page shows, sent under its own name, has the path of what the page shows.
     content = visitor.client.get(f"/gradio_api/file={example['path']}").content
     name = example["path"].rsplit("/", 1)[-1]
