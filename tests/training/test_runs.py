@@ -436,10 +436,15 @@ def test_a_signal_before_training_ends_with_its_status_and_leaves_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(ImageData, "setup", lambda *_, **__: signal.raise_signal(number))
-    before = [signal.getsignal(number) for number in SIGNALS]
-    done = in_this_process("fit", "--config", str(small), "--out", "runs/run")
+    # A shell's background jobs, of which the tests may be one, begin with SIGINT ignored.
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        before = [signal.getsignal(number) for number in SIGNALS]
+        done = in_this_process("fit", "--config", str(small), "--out", "runs/run")
+        assert [signal.getsignal(number) for number in SIGNALS] == before
+    finally:
+        signal.signal(signal.SIGINT, inherited)
     assert done.returncode == 128 + number
-    assert [signal.getsignal(number) for number in SIGNALS] == before
     assert not Path("runs").exists()
 
 
