@@ -51,8 +51,8 @@ demo: setup-train ## train SOFT++ on handwritten digits, score it, draw what it 
 
 PYTEST = OMP_WAIT_POLICY=$${OMP_WAIT_POLICY:-passive} $(BIN)/python -m pytest -q -n auto --dist worksteal
 
-test: setup data ## every behaviour: 6 minutes on two cores
-	@echo "Running the tests: 6 minutes on two idle cores ..."
+test: setup data ## every behaviour: 4 minutes on two cores
+	@echo "Running the tests: 4 minutes on two idle cores ..."
 	@$(PYTEST) -m 'not slow'
 
 test-all: test-long test-mindspore ## all tests: also compilers, exports, killed processes, browsers, MindSpore
@@ -61,7 +61,7 @@ test-all: test-long test-mindspore ## all tests: also compilers, exports, killed
 SEED := $(shell date +%s)
 
 test-long: setup data
-	@echo "Running all tests but MindSpore's, 14 minutes on two idle cores, in the order SEED=$(SEED) ..."
+	@echo "Running all tests but MindSpore's, 11 minutes on two idle cores, in the order SEED=$(SEED) ..."
 	@$(PYTEST) -p randomly -p no:cacheprovider --randomly-seed=$(SEED) --randomly-dont-reset-seed
 ifneq ($(shell command -v g++),)
 	@SOFTMAXFREE_NATIVE=1 XDG_CACHE_HOME=$(CURDIR)/.pytest_cache $(PYTEST) -m 'not slow' tests/ops tests/layers/test_attention_layer.py tests/layers/test_activations.py tests/layers/test_mlp.py
