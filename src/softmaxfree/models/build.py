@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from ..errors import UserError
-from .replace import replace_attention, replaceable
+from .attention_places import replaceable
+from .replace import replace_attention
 from .replace import tie_qk as make_tied
 
 

@@ -1,26 +1,19 @@
 """Another attention in models of timm and torch: put in, and taken out again."""
 
-from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from timm.models import FeatureDictNet, FeatureHookNet
-from timm.models._features import FeatureGetterNet
-from timm.models.beit import Beit
-from timm.models.eva import Eva
-from timm.models.swin_transformer import SwinTransformer, SwinTransformerStage, WindowAttention
-from timm.models.swin_transformer_v2 import SwinTransformerV2, SwinTransformerV2Stage
-from timm.models.swin_transformer_v2 import WindowAttention as WindowAttentionV2
-from timm.models.vision_transformer import Attention, VisionTransformer
+from timm.models.swin_transformer import WindowAttention
+from timm.models.vision_transformer import Attention
 from torch import nn
 
 from ..errors import UserError
 from ..layers.attention import NUM_LANDMARKS
 from ..layers.multihead import MultiHeadAttention
 from ..layers.registry import attention_options, build_attention, chosen_options
-from ..ops.tracing import ceil_div
+from .attention_places import Place, backbone_of, left_alone, places_of, union
 from .options import check_own_options, window_ratio
 from .projections import (
     PROJECTIONS,
@@ -31,7 +24,6 @@ from .projections import (
     stored_names,
 )
 from .replaced_modules import (
-    TOKEN_ATTENTIONS,
     WHOLE_MAP,
     Keys,
     MapAttention,
@@ -58,7 +50,6 @@ _EXTRAS = {
 """Parts that an attention may have, and the arguments that ask for them."""
 _MEANINGS = {"cpb_mlp": "bias of relative positions", "logit_scale": "of cosine similarities"}
 """Parts of Swin V2's attention whose names do not say what they are."""
-_SWIN_STAGES = (SwinTransformerStage, SwinTransformerV2Stage)
 
 
 def replace_attention(
@@ -98,8 +89,8 @@ def replace_attention(
         options: Options of the attention, such as `num_landmarks`, `ratio` or `value_conv`. An
             attention with landmarks has 49 if neither of the first two is given.
     """
-    core = _backbone(model, "replace_attention")
-    places = _places(core)
+    core = backbone_of(model, "replace_attention")
+    places = places_of(core)
     if name == ORIGINAL:
         if options:
             raise UserError(
@@ -128,10 +119,10 @@ def replace_attention(
         len(changes),
         before,
         measure_model(model, core, measure),
-        _union(change.kept for change in changes),
-        _union(change.new for change in changes),
-        _union(change.dropped for change in changes),
-        _left(core),
+        union(change.kept for change in changes),
+        union(change.new for change in changes),
+        union(change.dropped for change in changes),
+        left_alone(core),
     )
 
 
@@ -144,7 +135,7 @@ def tie_qk(model: nn.Module) -> nn.Module:
     Args:
         model: Such a model of timm, with its own attention.
     """
-    places = _places(_backbone(model, "tie_qk"))
+    places = places_of(backbone_of(model, "tie_qk"))
     for place in places:
         if place.replaced:
             raise UserError(
@@ -164,160 +155,11 @@ def tie_qk(model: nn.Module) -> nn.Module:
     return model
 
 
-def replaceable(model: nn.Module) -> bool:
-    """Tells whether `replace_attention` and `tie_qk` take a model."""
-    return _core(model) is not None
-
-
-def _core(model: nn.Module) -> Any:
-    """timm's model, the parts of a Swin that features are taken from, or a module with torch's
-    attentions; None without one."""
-    core: Any = model
-    if isinstance(model, FeatureGetterNet):
-        core = model.model
-    elif isinstance(model, FeatureHookNet) and "body" in model:
-        core = model["body"]
-    if isinstance(core, VisionTransformer | Beit | Eva | SwinTransformer | SwinTransformerV2):
-        return core
-    if isinstance(core, FeatureDictNet | FeatureHookNet) and any(
-        isinstance(part, _SWIN_STAGES) for part in core.children()
-    ):
-        return core
-    return model if any(_torch_attentions(model)) else None
-
-
-def _backbone(model: nn.Module, caller: str) -> Any:
-    core = _core(model)
-    if core is None:
-        alone = isinstance(model, nn.MultiheadAttention)
-        raise UserError(
-            f"{caller} is for timm's ViT, DeiT, BEiT, EVA, Swin and Swin V2, without other modules "
-            f"around them, and for modules that hold nn.MultiheadAttention, got "
-            f"{type(model).__name__}; "
-            + ("pass nn.ModuleList([attention])" if alone else "pass such a model")
-        )
-    return core
-
-
-def _torch_attentions(model: nn.Module) -> Iterator[tuple[nn.Module, str, bool]]:
-    """Attentions of torch: the module that holds one, under which name, and whether it stays."""
-    for holder in model.modules():
-        for name, child in holder.named_children():
-            if type(child) in (nn.MultiheadAttention, SequenceAttention):
-                yield holder, name, isinstance(holder, nn.TransformerDecoderLayer)
-
-
-def _left(core: nn.Module) -> tuple[str, ...]:
-    """Attentions that are never replaced."""
-    return _union(
-        [f"{name} of {type(holder).__name__} (causal)"]
-        for holder, name, causal in _torch_attentions(core)
-        if causal
-    )
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where in the model an attention is."""
-
-    holder: Any
-    """The module that has it: a block, or a branch of a block with several."""
-    grid: tuple[int, int] | None
-    """Grid of the tokens, at the model's own input size; None for sequences of any length."""
-    prefix: int = 0
-    name: str = "attn"
-    rotary: bool = False
-    """Whether queries and keys are turned by their positions."""
-
-    @property
-    def attention(self) -> Any:
-        return getattr(self.holder, self.name)
-
-    @property
-    def original(self) -> Any:
-        """timm's or torch's own attention."""
-        return self.attention.original if self.replaced else self.attention
-
-    @property
-    def replaced(self) -> bool:
-        return isinstance(self.attention, Replaced)
-
-    @property
-    def tied(self) -> bool:
-        """Whether the model's own attention has one projection for queries and keys."""
-        attention = self.attention
-        if self.replaced:
-            return bool(attention.tied)
-        return isinstance(getattr(attention, "qkv", None), TiedProjection)
-
-
-def _places(core: Any) -> list[_Place]:
-    if isinstance(core, VisionTransformer | Beit | Eva):
-        return _token_places(core)
-    if isinstance(core, SwinTransformer | SwinTransformerV2 | FeatureDictNet | FeatureHookNet):
-        return _map_places(core)
-    places = [
-        _Place(holder, None, name=name)
-        for holder, name, causal in _torch_attentions(core)
-        if not causal
-    ]
-    if not places:
-        raise UserError(
-            "the only attentions here are those of nn.TransformerDecoderLayer, which is causal; "
-            "landmarks are made of all queries and would leak the future: keep softmax there"
-        )
-    if len({place.attention for place in places}) < len(places):
-        raise UserError("modules share an nn.MultiheadAttention; give each a copy of its own")
-    return places
-
-
-def _token_places(core: Any) -> list[_Place]:
-    places = []
-    for block in core.blocks:
-        holders = [block] if hasattr(block, "attn") else getattr(block, "attns", [])
-        if not holders or any(
-            type(holder.attn) not in (*TOKEN_ATTENTIONS, TokenAttention) for holder in holders
-        ):
-            raise UserError(
-                f"{type(block).__name__} has no attention of the usual kind (timm's "
-                "Attention); build the model with block_fn=Block and attn_layer=Attention"
-            )
-        rotary = getattr(core, "rope", None) is not None
-        grid = tuple(core.patch_embed.grid_size)
-        places += [
-            _Place(holder, grid, core.num_prefix_tokens, rotary=rotary) for holder in holders
-        ]
-    return places
-
-
-def _map_places(core: Any) -> list[_Place]:
-    grid: tuple[int, int] = tuple(core.patch_embed.grid_size)
-    places = []
-    for stage in core.modules():
-        if not isinstance(stage, _SWIN_STAGES):
-            continue
-        if not isinstance(stage.downsample, nn.Identity):
-            grid = (ceil_div(grid[0], 2), ceil_div(grid[1], 2))  # patches are merged after padding
-        for block in stage.blocks:
-            own = type(block) in WHOLE_MAP and type(block.attn) in (
-                WindowAttention,
-                WindowAttentionV2,
-            )
-            if not own and type(block) not in WHOLE_MAP.values():
-                raise UserError(
-                    f"a block of this Swin is {type(block).__name__} with "
-                    f"{type(block.attn).__name__}, expected timm's SwinTransformerBlock with "
-                    "WindowAttention; pass a model of these"
-                )
-            places.append(_Place(block, grid))
-    return places
-
-
 @dataclass(frozen=True)
 class _Change:
     """A change to make at a place: another attention, or the original if `layer` is None."""
 
-    place: _Place
+    place: Place
     layer: MultiHeadAttention | None
     keys: Keys | None
     """The projection of keys that the layer cannot hold."""
@@ -336,7 +178,7 @@ def _chosen(name: str, options: dict[str, Any]) -> dict[str, Any]:
     return chosen
 
 
-def _built(name: str, place: _Place, options: dict[str, Any]) -> _Change:
+def _built(name: str, place: Place, options: dict[str, Any]) -> _Change:
     """Builds the attention of that name with the weights that it can take over."""
     _refuse_extras(place.original, tuple(_EXTRAS))
     had = projections_of(place.attention)
@@ -412,7 +254,7 @@ def _copy_same(old: nn.Module, layer: nn.Module) -> dict[str, str]:
     return copied
 
 
-def _restored(place: _Place) -> _Change:
+def _restored(place: Place) -> _Change:
     """Plans to put the original back with the weights that it can take over."""
     parts = _parts(place.attention.layer)
     kept = [part for part in parts if part in PROJECTIONS]
@@ -479,7 +321,7 @@ def _parts(layer: MultiHeadAttention) -> list[str]:
     return list(names)
 
 
-def _had_parts(place: _Place) -> list[str]:
+def _had_parts(place: Place) -> list[str]:
     """What the attention of a place has: weights, as `_parts` gives them, and what it does."""
     attention = place.attention
     if place.replaced:
@@ -500,7 +342,3 @@ def _others(attention: nn.Module) -> list[str]:
         f"{name} ({_MEANINGS[name]})" if name in _MEANINGS else name
         for name in dict.fromkeys(firsts)
     ]
-
-
-def _union(lists: Iterable[list[str]]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for names in lists for name in names))

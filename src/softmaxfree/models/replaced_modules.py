@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ..errors import UserError
 from ..layers.multihead import MultiHeadAttention
 from ..layers.samplers import Size
+from ..ops.batching import is_wrapped
 
 TOKEN_ATTENTIONS = (Attention, BeitAttention, EvaAttention, AttentionRope)
 ORIGINALS = (*TOKEN_ATTENTIONS, WindowAttention, WindowAttentionV2, nn.MultiheadAttention)
@@ -62,11 +63,8 @@ class Grid:
 
     def of(self, tokens: Tensor) -> Size:
         """The grid of tokens (B, prefix + N, dim), also when a checkpoint runs them again."""
-        if not torch.compiler.is_compiling():
-            try:
-                memory: Any = tokens.untyped_storage()
-            except NotImplementedError:  # tensors of torch.func have no storage
-                return self.size
+        if not torch.compiler.is_compiling() and not is_wrapped(tokens):
+            memory: Any = tokens.untyped_storage()
             self.size = memory.__dict__.setdefault("softmaxfree_grid", self.size)
         return self.size
 
