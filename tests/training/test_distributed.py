@@ -13,7 +13,8 @@ import yaml
 from torch import nn
 
 from softmaxfree.tasks import Classification
-from softmaxfree.training.command import SynchronisedBatchNorm, run
+from softmaxfree.training.command import run
+from softmaxfree.training.plugins import SynchronisedBatchNorm
 
 from ..data.folders import write_digits
 from ..tasks.test_task import NANO

@@ -15,15 +15,11 @@ from typing import Any
 import torch
 import yaml
 from jsonargparse import Namespace
-from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
-from lightning.pytorch.plugins.layer_sync import LayerSync
-from timm.layers import convert_sync_batchnorm
-from torch import nn
 
 from ..allow_list import DATA, tasks
 from ..checkpoint_files import LAST, holds_run, sound_checkpoint
@@ -42,6 +38,7 @@ from .checkpoint import AtomicCheckpointIO, RunCheckpoint, Stopped
 from .folder import RunLock, folder_of_run, name_of_data, name_of_model, refuse_taken, start
 from .log import LineLogger, Pace, ProgressBar
 from .loop import RunLoop
+from .plugins import SynchronisedBatchNorm, cluster
 from .report import (
     continued,
     describe_run,
@@ -185,7 +182,7 @@ class TrainingCLI(LightningCLI):
         trainer_config = self.config_init.trainer
         ours: dict[str, Any] = {
             "default_root_dir": str(self.folder),
-            "plugins": [*_as_list(trainer_config.plugins), AtomicCheckpointIO(), *_cluster()],
+            "plugins": [*_as_list(trainer_config.plugins), AtomicCheckpointIO(), *cluster()],
             "callbacks": [
                 *_as_list(trainer_config.callbacks),
                 *([ProgressBar()] if trainer_config.enable_progress_bar is not False else []),
@@ -332,18 +329,6 @@ class TrainingCLI(LightningCLI):
                 print(f"{name:24}{value * 100:.2f} %" if percent else f"{name:24}{value:.4f}")
 
 
-class SynchronisedBatchNorm(LayerSync):
-    """Batch normalisation over all processes, which keeps the activation in timm's."""
-
-    def apply(self, model: nn.Module) -> nn.Module:
-        converted: nn.Module = convert_sync_batchnorm(model)
-        return converted
-
-    def revert(self, model: nn.Module) -> nn.Module:
-        """Changes nothing: outside training nothing is synchronised."""
-        return model
-
-
 def fit(arguments: list[str]) -> None:
     """Train a model."""
     run("fit", arguments)
@@ -404,11 +389,6 @@ def _configuration(parser: LightningArgumentParser, config: Namespace) -> str:
     dumped = yaml.safe_load(parser.dump(config, skip_unset=False, format="yaml"))
     kept = {name: value for name, value in dumped.items() if name not in _NOT_OF_A_RUN}
     return yaml.safe_dump(kept, sort_keys=False)
-
-
-def _cluster() -> list[SLURMEnvironment]:
-    """Slurm without Lightning's signal handlers; RunCheckpoint has ours."""
-    return [SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else []
 
 
 def _refusal(what: str, error: BaseException) -> UserError:
