@@ -15,8 +15,8 @@ from pathlib import Path
 SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 """Environment variables by which users set how threads wait, in GNU's and LLVM's runtimes."""
 PASSIVE = {"OMP_WAIT_POLICY": "passive"}
-BRIEF = {"GOMP_SPINCOUNT": "10000"}
-"""About 0.3 ms of spinning, where GNU's default of 300,000 is about 10 ms."""
+BRIEF = {"GOMP_SPINCOUNT": "30000"}
+"""About 1 ms of spinning, where GNU's default of 300,000 is about 10 ms."""
 
 
 def started_as_command() -> bool:
