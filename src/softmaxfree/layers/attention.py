@@ -1,9 +1,10 @@
 """Softmax-free attention as a layer: a drop-in for self- and cross-attention."""
 
+import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
-from ..ops.attention import landmark_attention
+from ..ops.attention import check_middle, landmark_attention
 from ..ops.inverse import Inverse
 from ..ops.kernel import token_scale
 from .multihead import Layout, MultiHeadAttention
@@ -11,6 +12,7 @@ from .samplers import SAMPLERS, Sample, Size, join, sample_grid
 
 NUM_LANDMARKS = 49
 """The paper's number, at every size."""
+LANDMARKS_OF = ("queries", "keys", "both")
 WINDOW = 2
 """Side of the windows that are convolved, where only the number of landmarks is given: small, so
 that a small grid has as many windows as landmarks."""
@@ -27,8 +29,12 @@ class SoftmaxFreeAttention(MultiHeadAttention):
         SOFT      k(Q, L) A^+ k(L, K) V                    A = k(L, L)
         SOFT++    k(Q, L) D^-1/2 A^+ D^-1/2 k(L, K) V      D = diag(A 1)
 
-    Called as `attention(x, size)`, see `forward`. With a context, and where keys have a
-    projection of their own, landmarks are samples of both queries and keys.
+    Beyond the paper, rows can be divided by their sums, keys can have learned weights, and Z, which
+    is A^+ above, can be one over sums: with S = k(Q, L) Z k(L, K) and w_j = exp(u . k_j),
+
+        softx     (S diag(w) V) / (S w)                    Z = diag(k(L, K) w)^-1
+
+    Called as `attention(x, size)`, see `forward`.
 
     In half precision the kernel, the inverse and sums over tokens are float32. A layer that is
     float16 itself holds gradients up to 65,504 only: see the page on promises.
@@ -44,6 +50,12 @@ class SoftmaxFreeAttention(MultiHeadAttention):
             this side and averages what they give to `num_landmarks`.
         normalize: SOFT++ if true, SOFT if not.
         inverse, iters, ridge: How the landmark matrix is inverted, see `softmaxfree.pinv`.
+        middle: What Z is: `inverse`, A^+ as in the paper, or `sums`, which needs no inverse.
+        rows: Divide rows by their sums; always so with `middle="sums"`.
+        key_weights: Learn a vector u for each head, and weight the keys by exp(u . k); needs rows
+            that are divided by their sums.
+        landmarks_of: What landmarks are samples of, where keys are not the queries: `queries`,
+            `keys` or `both`. By default of both, and of queries with `middle="sums"`.
         landmark_norm: LayerNorm and GELU on the landmarks.
         value_conv: Size (odd) of a depthwise convolution of the values that is added to the
             result, one kernel a head; None for none. The released models have it.
@@ -70,6 +82,10 @@ class SoftmaxFreeAttention(MultiHeadAttention):
         inverse: str = "auto",
         iters: int = 20,
         ridge: float | None = None,
+        middle: str = "inverse",
+        rows: bool = False,
+        key_weights: bool = False,
+        landmarks_of: str | None = None,
         landmark_norm: bool = True,
         value_conv: int | None = None,
         tie_qk: bool = True,
@@ -99,6 +115,19 @@ class SoftmaxFreeAttention(MultiHeadAttention):
         if sampler not in SAMPLERS:
             raise UserError(f"unknown sampler {sampler!r}; choose one of {', '.join(SAMPLERS)}")
         Inverse.checked(inverse, iters, ridge)
+        check_middle(middle)
+        divided = rows or middle == "sums"
+        if key_weights and not divided:
+            raise UserError("key_weights need rows that are divided by their sums: add rows=True")
+        if landmarks_of not in (None, *LANDMARKS_OF):
+            raise UserError(
+                f"landmarks_of must be one of {', '.join(LANDMARKS_OF)}, got {landmarks_of!r}"
+            )
+        self.middle, self.rows = middle, divided
+        self.landmarks_of = landmarks_of or ("queries" if middle == "sums" else "both")
+        self.key_weights = (
+            nn.Parameter(torch.zeros(num_heads, self.head_dim)) if key_weights else None
+        )
         self.normalize, self.inverse, self.iters, self.ridge = normalize, inverse, iters, ridge
         if ratio is None:
             ratio = WINDOW
@@ -112,6 +141,7 @@ class SoftmaxFreeAttention(MultiHeadAttention):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
         landmarks, landmark_mask = self.landmarks(q, k, layout)
+        u = self.key_weights
         return landmark_attention(
             q,
             k,
@@ -122,6 +152,9 @@ class SoftmaxFreeAttention(MultiHeadAttention):
             landmark_scale=1.0,
             mask=None if layout.mask is None else layout.mask.unsqueeze(1),
             landmark_mask=None if landmark_mask is None else landmark_mask.unsqueeze(1),
+            middle=self.middle,
+            rows=self.rows,
+            log_weights=None if u is None else (k @ u.unsqueeze(-1)).squeeze(-1),
         )
 
     @property
@@ -130,15 +163,13 @@ class SoftmaxFreeAttention(MultiHeadAttention):
         return Inverse.checked(self.inverse, self.iters, self.ridge)
 
     def landmarks(self, q: Tensor, k: Tensor, layout: Layout) -> Sample:
-        """Landmarks on the scale of tokens times d^(-1/4).
-
-        They are samples of the queries, and of the keys too where these are not the queries.
-        """
-        landmarks, landmark_mask = self.sample(q, layout.size, layout.query_mask)
-        if k is not q:
-            landmarks, landmark_mask = join(
-                (landmarks, landmark_mask), self.sample(k, layout.context_size, layout.mask)
-            )
+        """Landmarks on the scale of tokens times d^(-1/4)."""
+        samples = []
+        if k is q or self.landmarks_of != "keys":
+            samples.append(self.sample(q, layout.size, layout.query_mask))
+        if k is not q and self.landmarks_of != "queries":
+            samples.append(self.sample(k, layout.context_size, layout.mask))
+        landmarks, landmark_mask = samples[0] if len(samples) == 1 else join(*samples)
         return self.landmark_norm(landmarks * token_scale(self.head_dim)), landmark_mask
 
     def sample(self, q: Tensor, size: Size, mask: Tensor | None) -> Sample:
@@ -146,5 +177,8 @@ class SoftmaxFreeAttention(MultiHeadAttention):
         return sample_grid(self.sampler, q, size, mask, self.prefix_tokens)
 
     def extra_repr(self) -> str:
+        if self.middle == "sums":
+            return f"softx, {super().extra_repr()}"
         variant = "SOFT++" if self.normalize else "SOFT"
-        return f"{variant}, {super().extra_repr()}, inverse={self.inverse!r}"
+        rows = ", rows=True" if self.rows else ""
+        return f"{variant}, {super().extra_repr()}, inverse={self.inverse!r}{rows}"

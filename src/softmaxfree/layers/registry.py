@@ -20,6 +20,16 @@ from .spatial_reduction import SpatialReductionAttention
 ATTENTIONS: dict[str, Callable[..., MultiHeadAttention]] = {
     "soft": partial(SoftmaxFreeAttention, normalize=False),
     "softpp": partial(SoftmaxFreeAttention, normalize=True),
+    "softx": partial(
+        SoftmaxFreeAttention,
+        normalize=False,
+        middle="sums",
+        rows=True,
+        key_weights=True,
+        sampler="avg",
+        landmark_norm=False,
+        tie_qk=False,
+    ),
     "softmax": partial(SoftmaxAttention, tie_qk=False),
     "linformer": LinformerAttention,
     "spatial_reduction": SpatialReductionAttention,

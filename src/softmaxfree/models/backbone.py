@@ -104,6 +104,8 @@ class Backbone(nn.Module, ABC):
             raise UserError(
                 f"global_pool must be one of {', '.join(map(repr, POOLS))}, got {global_pool!r}"
             )
+        if global_pool == "token" and not self.num_prefix_tokens:
+            raise UserError("global_pool='token' needs a class token, and the model has none")
         if num_classes < 0:
             raise UserError(f"num_classes must be 0 or more, got {num_classes}")
         self.num_classes, self.global_pool = num_classes, global_pool

@@ -51,6 +51,7 @@ class StageStyle:
     overlap: bool
     pre_norm: bool
     position: str
+    class_token: bool
 
     def __post_init__(self) -> None:
         _check_choice("stage4", self.stage4, STAGE4)
@@ -78,7 +79,7 @@ class StagePlan:
 
 
 class Stage(nn.Module):
-    """A patch embedding, positions, a class token in the last stage, and blocks.
+    """A patch embedding, positions, blocks; in the last stage a class token, if there is one.
 
     Args:
         style, plan: What it is built of.
@@ -94,7 +95,7 @@ class Stage(nn.Module):
         rates: Iterator[float],
     ) -> None:
         super().__init__()
-        dim, prefix = plan.dim, int(plan.last)
+        dim, prefix = plan.dim, int(plan.last and style.class_token)
         act = nn.GELU if plan.last else ACTIVATIONS[style.act_layer]
         block, eps = (PreNormBlock, 1e-6) if plan.last or style.pre_norm else (PostNormBlock, 1e-5)
         blocks: list[nn.Module] = []
@@ -113,7 +114,7 @@ class Stage(nn.Module):
         self.grad_checkpointing = False
         self.prefix_tokens = prefix
         self.embed = embedding(plan.in_chans, dim, plan.strides)
-        self.cls_token = nn.Parameter(torch.empty(1, 1, dim)) if plan.last else None
+        self.cls_token = nn.Parameter(torch.empty(1, 1, dim)) if prefix else None
         if self.cls_token is not None:
             trunc_normal_(self.cls_token, std=0.02)
         self.position = (
@@ -137,7 +138,7 @@ class Stage(nn.Module):
 
 
 class SoftmaxFreeTransformer(Backbone):
-    """The pyramid: four stages of strides 4, 8, 16 and 32, the last with a class token.
+    """The pyramid: four stages of strides 4, 8, 16 and 32.
 
     Args:
         img_size: Side, or (height, width), that position embeddings are learned for. Images of
@@ -153,9 +154,9 @@ class SoftmaxFreeTransformer(Backbone):
         ratios: In place of `num_landmarks`: side of the window of tokens that becomes one landmark,
             in each stage, so that their number grows with the image. With both, landmarks are
             averages over what the windows give.
-        attention: A name of `softmaxfree.layers.registry`, such as `soft`, `softpp`, `softmax`,
-            `linformer`, `spatial_reduction`, `performer`, `nystromformer`, `reformer`, `skyformer`
-            or `gaussian`.
+        attention: A name of `softmaxfree.layers.registry`, such as `soft`, `softpp`, `softx`,
+            `softmax`, `linformer`, `spatial_reduction`, `performer`, `nystromformer`, `reformer`,
+            `skyformer` or `gaussian`.
         attention_options: Options of that attention which are not arguments of the model, such as
             `{"features": 64}`.
         stage4: Attention of the last stage: `soft` for that of the others, `softmax`, `gaussian`.
@@ -168,6 +169,7 @@ class SoftmaxFreeTransformer(Backbone):
         overlap: Embed patches by overlapping convolutions; if not, as PVT does.
         pre_norm: Normalise the input of each branch in all stages, as PVT does; if not, in the
             last stage only, and residual sums in the others.
+        class_token: Whether the last stage has a token beside those of the image.
         position: How tokens know their places: `learned` embeddings, or a convolution (`conv`).
         stem_stride: Stride of the first patch embedding: 4, or 2 for small images.
         mlp_ratios: Width of the hidden layers, in units of the stage's.
@@ -201,6 +203,7 @@ class SoftmaxFreeTransformer(Backbone):
         value_conv: int | Sequence[int] = (9, 5, 3, 0),
         overlap: bool = True,
         pre_norm: bool = False,
+        class_token: bool = True,
         position: str = "learned",
         stem_stride: int = 4,
         mlp_ratios: float | Sequence[float] = 4.0,
@@ -215,7 +218,9 @@ class SoftmaxFreeTransformer(Backbone):
             tie_qk=tie_qk, sampler=sampler, num_landmarks=num_landmarks, inverse=inverse,
             iters=iters, ridge=ridge, pad=pad,
         )  # fmt: skip
-        style = StageStyle(attention, options, stage4, act_layer, overlap, pre_norm, position)
+        style = StageStyle(
+            attention, options, stage4, act_layer, overlap, pre_norm, position, class_token
+        )
         plans = _plans(
             img_size, in_chans, stem_stride, embed_dims, depths, num_heads, value_conv, mlp_ratios
         )

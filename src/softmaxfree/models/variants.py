@@ -18,14 +18,12 @@ DESIGNS: dict[str, dict[str, Any]] = {
     "soft": {"attention": "soft"},
     "softpp": {"attention": "softpp"},
     "softx": {
-        "attention": "softpp",
-        "attention_options": {
-            "gate": True,
-            "value_conv_per_channel": True,
-            "landmark_norm": False,
-        },
-        "num_landmarks": 36,
-        "mlp_ratios": 3.0,
+        "attention": "softx",
+        "attention_options": {"gate": True, "value_conv_per_channel": True},
+        "global_pool": "avg",
+        "class_token": False,
+        "num_landmarks": 16,
+        "mlp_ratios": 3.25,
     },
 }
 """What the first word of a name stands for: the paper's two, and one that learns faster at equal

@@ -1,8 +1,11 @@
 """Softmax-free attention: exact and quadratic, or through m landmarks and linear."""
 
+import math
+
 import torch
 from torch import Tensor
 
+from ..errors import UserError
 from .batching import is_readable, is_wrapped
 from .checks import (
     broadcast_leading,
@@ -17,6 +20,14 @@ from .kernel import kernel_matrix, token_scale
 from .matrices import add_ridge
 from .nystrom import nystrom
 from .precision import compute_dtype, tiny, without_autocast
+from .smoothing import smoothing_attention
+
+MIDDLES = ("inverse", "sums")
+"""What Z is: the inverse of the landmarks' kernel matrix, or one over the sums of P_k^T w."""
+
+_LEAST_SUM = 1e-3
+"""Sums of rows are at least this, in units of the largest weight of a key. With an inverse S may
+have negative entries, and sums near 0 or below; such rows are divided by this and stay bounded."""
 
 _TOKENS_OF_AN_IMAGE = 4096
 """Minimum heads x tokens for processing images one at a time."""
@@ -86,12 +97,17 @@ def softmax_free_attention(
     ridge: float | None = None,
     mask: Tensor | None = None,
     landmark_mask: Tensor | None = None,
+    middle: str = "inverse",
+    rows: bool = False,
+    log_weights: Tensor | None = None,
 ) -> Tensor:
     """Attention through landmarks, linear in the number of queries and keys.
 
     With P the kernel of tokens and landmarks, A that of the landmarks, D = diag(A 1):
     SOFT is P A^+ P^T V (the paper's `eq:reg_attn`), SOFT++ is P D^-1/2 A^+ D^-1/2 P^T V
-    (`eq:reg_norm_attn`).
+    (`eq:reg_norm_attn`). Beyond the paper, with a weight w for every key and S = P Z P^T, the rows
+    can be divided by their sums, S diag(w) V / S w, and Z can be diag(P^T w)^-1 in place of A^+:
+    then no entry is negative, and each row sums to 1.
 
     Args:
         q: (..., n, d) queries.
@@ -102,14 +118,20 @@ def softmax_free_attention(
         method, iters, ridge: How A is inverted, see `pinv`.
         mask: (..., l), True for the keys to keep.
         landmark_mask: (..., m), True for the landmarks to keep.
+        middle: What Z is: `inverse`, as in the paper, or `sums`, which has no inverse and for
+            which `normalize` has no meaning.
+        rows: Divide rows by their sums, which are taken as 1e-3 (in units of the largest weight)
+            where they are smaller. Always so if `middle` is `sums`.
+        log_weights: (..., l), the logarithms of the weights of keys, if rows are divided by sums.
 
     Returns:
         (..., n, e), in v's type. Leading axes are broadcast.
     """
     inverse = Inverse.checked(method, iters, ridge)
     return landmark_attention(
-        q, k, v, landmarks, inverse, normalize=normalize, mask=mask, landmark_mask=landmark_mask
-    )
+        q, k, v, landmarks, inverse, normalize=normalize, mask=mask, landmark_mask=landmark_mask,
+        middle=middle, rows=rows, log_weights=log_weights,
+    )  # fmt: skip
 
 
 def landmark_attention(
@@ -123,6 +145,9 @@ def landmark_attention(
     landmark_scale: float | None = None,
     mask: Tensor | None = None,
     landmark_mask: Tensor | None = None,
+    middle: str = "inverse",
+    rows: bool = False,
+    log_weights: Tensor | None = None,
 ) -> Tensor:
     """`softmax_free_attention` for landmarks with a scale of their own.
 
@@ -137,6 +162,7 @@ def landmark_attention(
     queries, values, landmarks = q.to(dtype), v.to(dtype), landmarks.to(dtype)
     keys = None if k is q else k.to(dtype)
 
+    check_middle(middle)
     if landmark_mask is not None:
         check_mask("landmark_mask", landmark_mask, leading, landmarks.shape[-2])
         landmarks = _dropped_to_zero(landmarks, landmark_mask)
@@ -148,13 +174,27 @@ def landmark_attention(
             queries = finite_where_dropped(queries, mask)
         else:
             keys = finite_where_dropped(keys, mask)
+    if log_weights is not None:
+        _check_weights(log_weights, leading, k.shape[-2], divided=rows or middle == "sums")
+        log_weights = log_weights.to(dtype)
+    scale = token_scale(q.shape[-1])
+    own_scale = scale if landmark_scale is None else landmark_scale
+    if middle == "sums":
+        landmarks = _rescaled(landmarks, own_scale, scale)
+        given = (queries, queries if keys is None else keys, values, landmarks)
+        q, k, values, landmarks = (x.expand(*leading, -1, -1) for x in given)
+        with without_autocast(queries):
+            out = smoothing_attention(
+                q, k, values, landmarks, scale, log_weights, mask, landmark_mask
+            )
+        return out.to(v.dtype)
+    if rows:
+        values = _with_weights(values, log_weights, mask)
 
     def stack(tensor: Tensor) -> Tensor:
         return tensor.expand(*leading, -1, -1).reshape(-1, *tensor.shape[-2:])
 
     tokens = _by_image(leading, queries, keys, values)
-    scale = token_scale(q.shape[-1])
-    own_scale = scale if landmark_scale is None else landmark_scale
     with without_autocast(queries):
         if landmark_mask is None and _solves(inverse.method, landmarks, tokens):
             landmarks = stack(_rescaled(landmarks, own_scale, scale))
@@ -164,7 +204,42 @@ def landmark_attention(
             z = middle_matrix(a, inverse, normalize, landmark_mask)
             landmarks = stack(_rescaled(landmarks, own_scale, scale))
             out = nystrom(*tokens, landmarks, stack(z), None, scale)
-    return out.reshape(*leading, *out.shape[-2:]).to(v.dtype)
+    out = out.reshape(*leading, *out.shape[-2:])
+    if rows:
+        out = out[..., :-1] / out[..., -1:].clamp(min=_LEAST_SUM)
+    return out.to(v.dtype)
+
+
+def check_middle(middle: str) -> None:
+    if middle not in MIDDLES:
+        raise UserError(f"middle must be one of {', '.join(MIDDLES)}, got {middle!r}")
+
+
+def _check_weights(log_weights: Tensor, leading: torch.Size, keys: int, divided: bool) -> None:
+    if not divided:
+        raise ValueError(
+            "log_weights are given, but rows are not divided by their sums; pass rows=True"
+        )
+    expected = (*leading, keys)
+    fits = log_weights.ndim == len(expected) and all(
+        got in (1, want) for got, want in zip(log_weights.shape, expected)
+    )
+    if not fits or log_weights.shape[-1] != keys:
+        raise ValueError(f"log_weights must be {expected}, got {tuple(log_weights.shape)}")
+
+
+def _with_weights(values: Tensor, log_weights: Tensor | None, mask: Tensor | None) -> Tensor:
+    """[w v, w] for weights w: (..., l, e) -> (..., l, e + 1). The largest weight is 1."""
+    if log_weights is None:
+        ones = torch.ones_like(values[..., :1])
+        weights = ones if mask is None else _dropped_to_zero(ones, mask)
+    else:
+        if mask is not None:
+            log_weights = log_weights.masked_fill(~mask, -math.inf)
+        largest = log_weights.detach().amax(-1, keepdim=True)
+        weights = (log_weights - largest.nan_to_num(neginf=0.0)).exp().unsqueeze(-1)
+        values = values * weights
+    return torch.cat([values, weights.expand(*values.shape[:-1], 1)], -1)
 
 
 Tokens = tuple[Tensor, Tensor | None, Tensor]

@@ -60,8 +60,14 @@ def softmax_free_attention(
     ridge: float = 0.01,
     mask: Tensor | None = None,
     landmark_mask: Tensor | None = None,
+    middle: str = "inverse",
+    rows: bool = False,
+    log_weights: Tensor | None = None,
 ) -> Tensor:
-    """The n x n matrix P_q A^+ P_k^T or P_q D^-1/2 A^+ D^-1/2 P_k^T, times V."""
+    """The n x n matrix S = P_q Z P_k^T, times V; with rows that are divided, S diag(w) V / S w.
+
+    Z is A^+, D^-1/2 A^+ D^-1/2 or, with `middle="sums"`, diag(P_k^T w)^-1.
+    """
     a = gaussian_kernel(landmarks, landmarks)
     p_q, p_k = gaussian_kernel(q, landmarks), gaussian_kernel(k, landmarks)
     if landmark_mask is not None:
@@ -71,8 +77,18 @@ def softmax_free_attention(
         p_k = torch.where(landmark_mask.unsqueeze(-2), p_k, 0)
     if mask is not None:
         p_k = torch.where(mask.unsqueeze(-1), p_k, 0)
-    middle = pinv(a, ridge)
-    if normalize:
-        root = torch.diag_embed(a.sum(-1) ** -0.5)
-        middle = root @ middle @ root
-    return (p_q @ middle @ p_k.mT) @ v
+    w = torch.ones_like(k[..., 0]) if log_weights is None else log_weights.exp()
+    w = w / w.amax(-1, keepdim=True)
+    if middle == "sums":
+        z = torch.diag_embed(1 / (p_k.mT @ w.unsqueeze(-1)).squeeze(-1))
+        z = torch.where(z.isfinite(), z, 0)  # landmarks that are dropped
+    else:
+        z = pinv(a, ridge)
+        if normalize:
+            root = torch.diag_embed(a.sum(-1) ** -0.5)
+            z = root @ z @ root
+    s = p_q @ z @ p_k.mT
+    if not rows and middle == "inverse":
+        return s @ v
+    s = s * w.unsqueeze(-2)
+    return (s @ v) / s.sum(-1, keepdim=True).clamp(min=1e-3 if middle == "inverse" else 1e-300)

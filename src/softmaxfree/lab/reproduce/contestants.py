@@ -1,6 +1,7 @@
-"""The models that are compared, by name; all are trained with the same recipe."""
+"""The models that are compared, by name, and what all of them are trained with."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,10 +9,8 @@ from torch import nn
 
 from ...models.build import BackboneConfig, build_model
 
-RECIPE = "reproduction/cifar10.yaml"
-CLASSES, SIDE = 10, 32
+SIDE = 32
 """Of CIFAR-10."""
-SEEDS = (0, 1, 2)
 SIZES = ("32", "48", "64")
 """Sides of the test images, in pixels; the training size first."""
 
@@ -27,9 +26,9 @@ class Contestant:
     all_sizes: bool = False
     """Score it at all of `SIZES`, which takes half as long as the training."""
 
-    def build(self) -> nn.Module:
+    def build(self, classes: int) -> nn.Module:
         config = BackboneConfig(self.backbone, self.attention, self.tie_qk, options=self.options)
-        return build_model(config, CLASSES)
+        return build_model(config, classes)
 
     def arguments(self) -> list[str]:
         """The arguments of `softmaxfree fit` beside the recipe."""
@@ -41,6 +40,30 @@ class Contestant:
             "--data.eval_sizes": f"[{','.join(SIZES)}]" if self.all_sizes else None,
         }
         return [f"{name}={value}" for name, value in given.items() if value is not None]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What all contestants of an experiment are trained with, and where their runs are recorded."""
+
+    name: str
+    """Of the folder of runs and the file of records; empty for those of the paper's claims."""
+    contestants: Mapping[str, Contestant]
+    about: str
+    """One sentence: data, steps."""
+    recipe: str = "reproduction/cifar10.yaml"
+    arguments: tuple[str, ...] = ()
+    """Of `softmaxfree fit`, beside the recipe."""
+    classes: int = 10
+    side: int = SIDE
+    """Of the images in training, in pixels."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    corrected: bool = False
+    """Whether the 5 % of wrong verdicts are shared among the claims of an experiment."""
+
+    @property
+    def records(self) -> str:
+        return f"{self.name or 'runs'}.jsonl"
 
 
 _PLAIN_GRID = {"img_size": SIDE, "patch_size": 4, "embed_dim": 80, "depth": 5, "num_heads": 5}
@@ -104,17 +127,12 @@ CONTESTANTS: dict[str, Contestant] = {
     "softpp, gated": _softpp(attention_options={"gate": True}, mlp_ratios=3.5),
     "softpp, value kernels by channel": _softpp(attention_options={"value_conv_per_channel": True}),
     "softpp, more landmarks": _softpp(num_landmarks=36, mlp_ratios=3.5),
-    "softx": _softpp(
-        pre_norm=True,
-        position="conv",
-        attention_options={"gate": True, "value_conv_per_channel": True},
-        num_landmarks=36,
-        mlp_ratios=3.0,
-    ),
-    "softx, what gained alone": _softpp(
-        attention_options={"gate": True, "value_conv_per_channel": True, "landmark_norm": False},
-        num_landmarks=36,
-        mlp_ratios=3.0,
-    ),
 }
 """By their names in the tables."""
+
+PAPER = Budget(
+    "",
+    CONTESTANTS,
+    "softpp_nano (1 M parameters) with what the contestant's name says, trained on CIFAR-10 for "
+    "400 steps of 128 images from random weights, recipes/reproduction/cifar10.yaml",
+)

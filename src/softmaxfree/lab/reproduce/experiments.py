@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from .. import paper
+from .contestants import PAPER, Budget
 
 
 class Claim(NamedTuple):
@@ -21,6 +22,7 @@ class Experiment(NamedTuple):
 
     title: str
     claims: tuple[Claim, ...]
+    budget: Budget = PAPER
 
     @property
     def contestants(self) -> list[str]:
@@ -52,7 +54,7 @@ def _linearisation(suffix: str = "") -> tuple[Claim, ...]:
 
 _TOP1 = {name: row["top1"] for name, row in paper.SAMPLERS.items()}
 
-EXPERIMENTS: dict[str, Experiment] = {
+PAPERS: dict[str, Experiment] = {
     "linearisation": Experiment(
         "Linear attentions in one architecture, with the value convolution", _linearisation()
     ),
@@ -133,7 +135,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         ),
     ),
     "beyond": Experiment(
-        "Beyond the paper, at equal cost: one change alone, then all together",
+        "Beyond the paper, at equal cost: one change alone",
         tuple(
             Claim(changed, "softpp", "not in it")
             for changed in (
@@ -143,8 +145,6 @@ EXPERIMENTS: dict[str, Experiment] = {
                 "softpp, value kernels by channel",
                 "softpp, more landmarks",
                 "softpp, plain landmarks",
-                "softx",
-                "softx, what gained alone",
             )
         ),
     ),

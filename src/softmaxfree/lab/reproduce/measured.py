@@ -21,7 +21,7 @@ from ..figures import spectrum as spectrum_figure
 from ..figures.subject import Subject, subjects
 from ..measure import time_interleaved
 from ..results import table
-from .contestants import CONTESTANTS, SEEDS, SIDE
+from .contestants import PAPER, Budget
 from .records import contestant_runs
 
 BATCH = 32
@@ -69,13 +69,14 @@ class Measurement(NamedTuple):
         return Findings([verdict], text, text, dots)
 
 
-def costs(names: Sequence[str]) -> Rows:
+def costs(names: Sequence[str], budget: Budget) -> Rows:
     """Parameters, multiply-adds, memory per image and training throughput of contestants.
 
     Steps of all contestants are timed in turns, and the best of each counts.
     """
-    images, labels = torch.randn(BATCH, 3, SIDE, SIDE), torch.zeros(BATCH, dtype=torch.long)
-    models = {name: CONTESTANTS[name].build() for name in names}
+    shape = 3, budget.side, budget.side
+    images, labels = torch.randn(BATCH, *shape), torch.zeros(BATCH, dtype=torch.long)
+    models = {name: budget.contestants[name].build(budget.classes) for name in names}
     steps: dict[str, Callable[[], None]] = {
         name: partial(training_step, model, images, labels) for name, model in models.items()
     }
@@ -85,11 +86,11 @@ def costs(names: Sequence[str]) -> Rows:
             "contestant": name,
             "parameters": counted.parameters,
             "multiply_adds": counted.multiply_adds,
-            "image_bytes": image_bytes(model, 3, SIDE, SIDE),
+            "image_bytes": image_bytes(model, *shape),
             "images_per_second": BATCH / times[name].best,
         }
         for name, model in models.items()
-        for counted in [cost(model, 3, SIDE, SIDE)]
+        for counted in [cost(model, *shape)]
     ]
 
 
@@ -237,12 +238,12 @@ MEASURED: dict[str, Measurement] = {
 
 
 def softpp_runs(
-    runs: Path, seeds: Sequence[int] = SEEDS, arguments: Sequence[str] = ()
+    runs: Path, seeds: Sequence[int] = PAPER.seeds, arguments: Sequence[str] = ()
 ) -> list[TrainedRun]:
     """SOFT++ of each seed, whose weights are measured."""
     return [
         TrainedRun(run.folder, run.arguments)
-        for run in contestant_runs("softpp", runs, runs / "runs.jsonl", arguments, seeds)
+        for run in contestant_runs("softpp", runs, runs, PAPER, arguments, seeds)
     ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from ...errors import DivergedError
 from ...files import append, write_atomically
 from ..bench.trained import TrainedRun, config
-from .contestants import CLASSES, CONTESTANTS, RECIPE, SEEDS, SIZES
+from .contestants import PAPER, SIZES, Budget
 
 Record = dict[str, Any]
 """What a run wrote about itself (run.json), with its contestant and seed."""
@@ -44,6 +44,7 @@ class ContestantRun(TrainedRun):
     contestant: str
     seed: int
     records: Path
+    classes: int
 
     def train(self, threads: int) -> None:
         if recorded := self._recorded():
@@ -53,7 +54,7 @@ class ContestantRun(TrainedRun):
         try:
             super().train(threads)
         except DivergedError as error:
-            guessing = dict.fromkeys(SIZES, 1 / CLASSES)
+            guessing = dict.fromkeys(SIZES, 1 / self.classes)
             outcome = {"diverged": str(error), "scores": {"accuracy": guessing}}
         about = {"contestant": self.contestant, "seed": self.seed}
         append(self.records, json.dumps(about | super().told() | outcome).encode())
@@ -68,25 +69,28 @@ class ContestantRun(TrainedRun):
 def contestant_runs(
     name: str,
     runs: Path,
-    records: Path,
+    out: Path,
+    budget: Budget = PAPER,
     arguments: Sequence[str] = (),
-    seeds: Sequence[int] = SEEDS,
+    seeds: Sequence[int] | None = None,
 ) -> list[ContestantRun]:
-    """One run for each seed. Experiments that have a contestant in common share its runs.
+    """One run for each seed. Experiments of one budget share the runs of a contestant.
 
     Args:
-        name: A name in `CONTESTANTS`.
+        name: Of one of the budget's contestants.
         runs: Folder of all runs.
-        records: The file with a line for each finished run.
+        out: Folder of the records, a file for each budget with a line for each finished run.
+        budget: What the contestant is trained with.
         arguments: Further arguments of `softmaxfree fit`, the same for all contestants.
-        seeds: The seeds.
+        seeds: The budget's if None.
     """
-    folder = runs / name.replace(", ", "-").replace(" ", "_")
-    chosen = config(RECIPE), *CONTESTANTS[name].arguments()
+    folder = runs / budget.name / name.replace(", ", "-").replace(" ", "_")
+    own = budget.contestants[name].arguments()
+    chosen = config(budget.recipe), *budget.arguments, *own
     return [
         ContestantRun(
             Path(f"{folder}-{seed}"), (*chosen, f"--seed_everything={seed}", *arguments),
-            name, seed, records,
+            name, seed, out / budget.records, budget.classes,
         )
-        for seed in seeds
+        for seed in (budget.seeds if seeds is None else seeds)
     ]  # fmt: skip

@@ -4,17 +4,19 @@ import os
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from ...files import write_atomically
 from ..figures.drawing import panels
 from ..pictures import COLORS, save
 from ..results import provenance, read, table
-from .contestants import SIZES
-from .experiments import EXPERIMENTS, Claim
+from .contestants import PAPER, SIZES
+from .experiments import Claim
 from .measured import BATCH, MEASURED, Dots, Findings
 from .records import read_records, sort_records
-from .verdicts import VERDICTS, judge
+from .softx import EXPERIMENTS
+from .verdicts import CONFIDENCE, VERDICTS, judge
 
 
 def titles() -> dict[str, str]:
@@ -39,18 +41,17 @@ contestant before the > is the more accurate one; accuracies are in per cent.
 """
 
 _NOTES = """\
-softpp_nano (1 M parameters) with what the contestant's name says, trained on CIFAR-10 for 400 steps
-of 128 images from random weights, recipes/reproduction/cifar10.yaml; seeds {seeds}. ± is the
-standard deviation over seeds. A claim is held or not held where the difference of the means, in
-points, is at least the smallest that these runs could have shown: Student's t at 95 %, with the
-spread of all contestants of the table. Multiply-adds are of one image with the inverses, MB what
-training keeps of it for the backward pass, images/s forward and backward passes of {batch} images,
-in turns in one run."""
+{about}; seeds {seeds}. ± is the standard deviation over seeds. A claim is held or not held where
+the difference of the means, in points, is at least the smallest that these runs could have shown:
+Student's t at {level}, with the spread of all contestants of the table. Multiply-adds are of one
+image with the inverses, MB what training keeps of it for the backward pass, images/s forward and
+backward passes of {batch} images, in turns in one run."""
 
 
 def write_tables(out: Path, page: Path | None = None) -> None:
     """Makes OUT/NAME.md and OUT/NAME.png of every OUT/NAME.json, and the page of all of them."""
-    sort_records(out / "runs.jsonl")
+    for budget in {experiment.budget.records for experiment in EXPERIMENTS.values()}:
+        sort_records(out / budget)
     for name, title in titles().items():
         if (out / f"{name}.json").is_file():
             about = provenance(read(out / f"{name}.json"))
@@ -74,8 +75,10 @@ def findings(name: str, out: Path) -> Findings:
 def _compared(name: str, out: Path, costs: Mapping[str, dict[str, Any]]) -> Findings:
     """The findings of contestants that were trained."""
     experiment = EXPERIMENTS[name]
-    rows = scored(name, out)
-    scores = list(dict.fromkeys(["accuracy@32", *(claim.score for claim in experiment.claims)]))
+    budget, rows = experiment.budget, scored(name, out)
+    scores = list(dict.fromkeys(
+        [f"accuracy@{budget.side}", *(claim.score for claim in experiment.claims)]
+    ))  # fmt: skip
     lines = []
     for contestant in experiment.contestants:
         own, cost = [row for row in rows if row["contestant"] == contestant], costs[contestant]
@@ -86,14 +89,19 @@ def _compared(name: str, out: Path, costs: Mapping[str, dict[str, Any]]) -> Find
         lines.append([contestant, *accuracies, *millions, speed, diverged])
     columns = ["accuracy, %", *(score.replace("accuracy@", "at ") for score in scores[1:])]
     header = ["contestant", *columns, "M mult-adds", "MB", "images/s", "diverged"]
-    cells = [judged(claim, rows) for claim in experiment.claims]
+    confidence = 1 - (1 - CONFIDENCE) / (len(experiment.claims) if budget.corrected else 1)
+    cells = [judged(claim, rows, confidence) for claim in experiment.claims]
     claims = table(CLAIM_HEADER, cells, 3, markdown=True)
-    notes = _NOTES.format(seeds=sorted({row["seed"] for row in rows}), batch=BATCH)
+    level = f"{100 * confidence:g} %"
+    if budget.corrected:
+        level += " (95 % for all claims together)"
+    seeds = sorted({row["seed"] for row in rows})
+    notes = _NOTES.format(about=budget.about, seeds=seeds, batch=BATCH, level=level)
     last = experiment.claims[-1].score
     return Findings(
         [verdict for *_, verdict in cells],
         claims,
-        "\n\n".join([table(header, lines, 1, markdown=True), claims, notes]),
+        "\n\n".join([table(header, lines, 1, markdown=True), claims, fill(notes, 100)]),
         Dots(scores_of(rows, last), f"accuracy{_at(last)} (%)"),
     )
 
@@ -104,7 +112,9 @@ def scored(name: str, out: Path) -> list[dict[str, Any]]:
         {"contestant": contestant, "seed": seed, "diverged": "diverged" in record}
         | {f"accuracy@{size}": score for size, score in record["scores"]["accuracy"].items()}
         for contestant in EXPERIMENTS[name].contestants
-        for (of, seed), record in sorted(read_records(out / "runs.jsonl").items())
+        for (of, seed), record in sorted(
+            read_records(out / EXPERIMENTS[name].budget.records).items()
+        )
         if of == contestant
     ]
 
@@ -121,10 +131,10 @@ def scores_of(rows: Sequence[dict[str, Any]], score: str) -> dict[str, list[floa
 CLAIM_HEADER = ["claim", "paper", "here", "difference", "smallest", "verdict"]
 
 
-def judged(claim: Claim, rows: Sequence[dict[str, Any]]) -> list[str]:
+def judged(claim: Claim, rows: Sequence[dict[str, Any]], confidence: float) -> list[str]:
     """A claim with its verdict, under `CLAIM_HEADER`."""
     scores = scores_of(rows, claim.score)
-    verdict = judge(scores, claim.higher, claim.lower)
+    verdict = judge(scores, claim.higher, claim.lower, confidence)
     means = [statistics.fmean(scores[name]) for name in (claim.higher, claim.lower)]
     return [
         f"{claim.higher} > {claim.lower}{_at(claim.score)}",
@@ -149,9 +159,11 @@ def _at(score: str) -> str:
 
 
 def page_of(out: Path, page: Path) -> str:
-    """Markdown of all experiments that have results in the folder, with links from the page."""
+    """Markdown of the paper's claims that have results in the folder, with links from the page."""
     summary, parts, pending = [], list[str](), list[str]()
     for name, title in titles().items():
+        if name in EXPERIMENTS and EXPERIMENTS[name].budget is not PAPER:
+            continue
         command = f"`softmaxfree reproduce {name}`"
         if not (out / f"{name}.json").is_file():
             pending.append(f"- {command}: {title}\n")

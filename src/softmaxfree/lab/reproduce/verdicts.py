@@ -36,18 +36,24 @@ def spread(scores: Mapping[str, Sequence[float]]) -> tuple[float, int]:
     return math.sqrt(squares / freedom), freedom
 
 
-def judge(scores: Mapping[str, Sequence[float]], higher: str, lower: str) -> Verdict:
+def judge(
+    scores: Mapping[str, Sequence[float]],
+    higher: str,
+    lower: str,
+    confidence: float = CONFIDENCE,
+) -> Verdict:
     """By Student's t, two-sided, with the spread of all contestants of an experiment.
 
     Args:
         scores: Of each contestant, one for each seed.
         higher, lower: The two that are compared.
+        confidence: 1 less the probability of a verdict where there is no difference.
     """
     deviation, freedom = spread(scores)
     one, other = scores[higher], scores[lower]
     if not freedom:
         smallest = math.inf
     else:
-        quantile = float(student.ppf((1 + CONFIDENCE) / 2, freedom))
+        quantile = float(student.ppf((1 + confidence) / 2, freedom))
         smallest = quantile * deviation * math.sqrt(1 / len(one) + 1 / len(other))
     return Verdict(statistics.fmean(one) - statistics.fmean(other), smallest)
