@@ -86,9 +86,9 @@ take them; `convert` recognises SOFT and SOFT++ by the shapes. A backbone withou
 pixels), from random weights, by [recipes/cifar10/weights.yaml](../recipes/cifar10/weights.yaml):
 {epochs} epochs, AdamW, crops with padding and flips, mixup or CutMix for a fifth of the batches.
 **Weights** are the averages of the end of training, in float16. Test images chose no weights and no
-seed; two choices were made knowing test scores: to mix fewer batches than
+seed; one choice was made knowing test scores: to mix fewer batches than
 [recipes/cifar10/softpp_nano.yaml](../recipes/cifar10/softpp_nano.yaml), with which SOFT++ had come
-to 85.4 % in 24 epochs, and what `softx_nano` is made of, by [runs of 400 steps](reproduction.md).
+to 85.4 % in 24 epochs.
 **Scores** are of the file as it is loaded, in float32.
 
 **Limits.** Ten classes, and an answer for every image, also for one of something else. Images must

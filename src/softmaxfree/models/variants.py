@@ -1,10 +1,11 @@
-"""The models of SOFT and SOFT++ by name: what each is made of, registered in timm.
+"""The models of SOFT, SOFT++ and softx by name: what each is made of, registered in timm.
 
 A name is a design and a size, such as `softpp_small`. The journal's table (tiny to large) has
 softmax-free attention in all stages; the authors' release (`*_fudan`) has softmax in the last one,
 and only for it are there checkpoints of theirs.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,12 @@ DESIGNS: dict[str, dict[str, Any]] = {
         "attention_options": {"gate": True, "value_conv_per_channel": True},
         "global_pool": "avg",
         "class_token": False,
-        "num_landmarks": 16,
-        "mlp_ratios": 3.25,
+        "num_landmarks": 49,
+        "mlp_ratios": 3.0,
     },
 }
-"""What the first word of a name stands for: the paper's two, and one that learns faster at equal
-cost."""
+"""What the first word of a name stands for: the paper's two, and one whose attention averages. Its
+hidden layers are smaller by what its further projections cost."""
 
 SIZES: dict[str, dict[str, Any]] = {
     "nano": {
@@ -51,11 +52,20 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 """What the rest of a name stands for: nano, the journal's table, the authors' release."""
 
+_NANO_SOFTX = {"num_landmarks": 16, "mlp_ratios": 3.25}
+"""As many landmarks as `softpp_nano` has of 32 x 32 pixels, and its multiply-adds."""
+
 PUBLISHED: dict[str, Path] = {
     path.stem: path
     for path in sorted((Path(__file__).parents[1] / "weights").glob("*.cifar10.safetensors"))
 }
 """Names with weights, and their files; docs/weights.md has the cards and says what a wheel has."""
+
+
+def _is_built(design: str, size: str) -> bool:
+    """Of softx there is no authors' release."""
+    return design != "softx" or not size.endswith("_fudan")
+
 
 _SMALL_IMAGES = {"input_size": (3, 32, 32), "pool_size": (2, 2), "crop_pct": 1.0}
 _CIFAR10: dict[str, Any] = {
@@ -73,10 +83,10 @@ default_cfgs = generate_default_cfgs(
     }
     | {  # the star makes it what a name without a tag means
         f"{design}_{size}.untrained*": default_cfg(**(_SMALL_IMAGES if size == "nano" else {}))
-        for design in ("soft", "softpp")
+        for design in DESIGNS
         for size in SIZES
+        if _is_built(design, size)
     }
-    | {"softx_nano.untrained*": default_cfg(**_SMALL_IMAGES)}
 )
 
 
@@ -84,6 +94,8 @@ def _create(name: str, pretrained: bool, **kwargs: Any) -> SoftmaxFreeTransforme
     """The model of that name, with some of its arguments replaced."""
     design, size = name.split("_", 1)
     arguments = _merged(SIZES[size], DESIGNS[design], kwargs)
+    if name == "softx_nano":
+        arguments = _merged(arguments, _NANO_SOFTX, kwargs)
     if size.endswith("_fudan"):
         arguments = _merged(_as_released(arguments["attention"]), arguments)
     return build_model_with_cfg(
@@ -127,21 +139,13 @@ def _register(name: str, docstring: str) -> None:
     globals()[name] = register_model(build)
 
 
-for _design, _title in (("soft", "SOFT"), ("softpp", "SOFT++")):
-    for _size in SIZES:
+for _design, _title in (("soft", "SOFT"), ("softpp", "SOFT++"), ("softx", "softx")):
+    for _size in filter(partial(_is_built, _design), SIZES):
         _word, _, _release = _size.partition("_")
         _source = {
             "nano": "for images of 32 to 64 pixels",
             "fudan": "as the authors released it",
         }.get(_release or _word, "of the journal's table")
+        if _design == "softx":
+            _source += ", with attention that averages, at the same cost"
         _register(f"{_design}_{_size}", f"{_title}-{_word.capitalize()} {_source}.")
-
-_register(
-    "softx_nano",
-    """SOFT++-Nano with a gate, value kernels by channel, 36 plain landmarks in each stage.
-
-    At the cost of SOFT++-Nano it is 2.5 points more accurate after 400 steps on CIFAR-10
-    (docs/reproduction.md), 0.3 after 28 epochs, and worse on images of other sizes
-    (docs/weights.md).
-    """,
-)

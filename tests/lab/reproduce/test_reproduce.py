@@ -13,9 +13,10 @@ from PIL import Image
 from softmaxfree.cli import main
 from softmaxfree.errors import DivergedError
 from softmaxfree.lab.reproduce.contestants import CONTESTANTS
-from softmaxfree.lab.reproduce.experiments import EXPERIMENTS, Claim, Experiment
+from softmaxfree.lab.reproduce.experiments import PAPERS, Claim, Experiment
 from softmaxfree.lab.reproduce.records import contestant_runs, read_records, sort_records
 from softmaxfree.lab.reproduce.reproduce import run_experiments
+from softmaxfree.lab.reproduce.softx import EXPERIMENTS
 from softmaxfree.lab.reproduce.tables import scored, scores_of, write_tables
 from softmaxfree.lab.reproduce.verdicts import VERDICTS
 from softmaxfree.lab.results import result
@@ -46,7 +47,7 @@ def test_an_experiment_end_to_end(
     claims = (Claim("softpp", "soft", "80.9 over 80.9"), Claim("softpp", "soft", "", "accuracy@64"))
     monkeypatch.setitem(EXPERIMENTS, "toy", Experiment("A toy", claims))
     given = {"workers": 2, "threads": 1, "runs": Path("runs"), "out": Path("out")}
-    (known,) = contestant_runs("soft", Path("runs"), Path("out/runs.jsonl"), TOY, seeds=[0])
+    (known,) = contestant_runs("soft", Path("runs"), Path("out"), arguments=TOY, seeds=[0])
     command = {"command": shlex.join(["softmaxfree", *known.command()])}
     Path("out").mkdir()  # a run that has a record is not trained again
     Path("out/runs.jsonl").write_text(record("soft", 0, 0.25, **command) + "\n")
@@ -120,7 +121,7 @@ def test_a_run_that_diverges_scores_as_guessing_does(
 ) -> None:
     """`softmaxfree fit` then ends with status 3, after it has written what it is."""
     records, ended = tmp_path / "runs.jsonl", list[list[str]]()
-    (run,) = contestant_runs("softpp", tmp_path / "runs", records, seeds=[0])
+    (run,) = contestant_runs("softpp", tmp_path / "runs", tmp_path, seeds=[0])
 
     def end(words: list[str], stdout: Any, **_: Any) -> subprocess.CompletedProcess[bytes]:
         ended.append(words)
@@ -140,7 +141,7 @@ def test_a_run_that_diverges_scores_as_guessing_does(
 
 
 def test_claims_name_contestants_that_are_there() -> None:
-    used = {name for one in EXPERIMENTS.values() for name in one.contestants}
+    used = {name for one in PAPERS.values() for name in one.contestants}
     assert used == set(CONTESTANTS)
 
 
