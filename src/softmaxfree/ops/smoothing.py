@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .batching import is_readable
+from .batching import is_readable, is_wrapped
 from .distances import centred, token_bound
 
 _LARGE = 2.0**14
@@ -88,6 +88,8 @@ def _smooth(
         # Not minus infinity, whose product with a gradient of 0 is NaN.
         bias = bias.masked_fill(~mask.unsqueeze(-1), torch.finfo(bias.dtype).min / 4)
     rows, columns = F.pad(x, (0, 1), value=1.0), torch.cat([y * scale**2, bias], -1)
+    if not torch.compiler.is_compiling() and any(is_wrapped(t) for t in (rows, columns, v)):
+        return ((rows @ columns.mT).softmax(-1) @ v.to(rows.dtype)).to(v.dtype)
     width = v.shape[-1]
     # The fused kernels want values as wide as keys.
     values = F.pad(v.to(rows.dtype), (0, max(rows.shape[-1] - width, 0)))

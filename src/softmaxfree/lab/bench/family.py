@@ -83,7 +83,11 @@ def _row(name: str, arguments: dict[str, Any], paper: Row) -> Row:
 
     model = timm.create_model(name, **arguments)
     found = cost(model, *model.default_cfg["input_size"])
-    (inverse,) = {x.inverse for x in model.modules() if isinstance(x, SoftmaxFreeAttention)}
+    (inverse,) = {
+        x.inverse if x.middle == "inverse" else "none"
+        for x in model.modules()
+        if isinstance(x, SoftmaxFreeAttention)
+    }
     return {
         "model": name,
         "arguments": arguments,
