@@ -301,7 +301,10 @@ def test_img_size_sets_the_grids() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"attention": "relu"}, "unknown attention 'relu'; choose one of soft, softpp, softx, softmax"),
+        (
+            {"attention": "relu"},
+            "unknown attention 'relu'; choose one of soft, softpp, softx, softmax",
+        ),
         ({"stage4": "relu"}, "stage4 must be one of soft, softmax, gaussian, got 'relu'"),
         (
             {"attention": "softmax", "sampler": "avg"},

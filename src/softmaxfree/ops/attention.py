@@ -18,7 +18,7 @@ from .checks import (
 from .inverse import Inverse, kernel_inverse
 from .kernel import kernel_matrix, token_scale
 from .matrices import add_ridge
-from .nystrom import nystrom
+from .nystrom import LEAST, nystrom
 from .precision import compute_dtype, tiny, without_autocast
 from .smoothing import smoothing_attention
 
@@ -181,6 +181,15 @@ def landmark_attention(
     own_scale = scale if landmark_scale is None else landmark_scale
     if middle == "sums":
         landmarks = _rescaled(landmarks, own_scale, scale)
+        if landmark_mask is None and all(is_readable(x) for x in (q, k, v, landmarks)):
+            weighted = _with_weights(values, log_weights, mask)
+            tokens = _by_image(leading, queries, keys, weighted)
+            with without_autocast(queries):
+                out = nystrom(*tokens, _stacked(landmarks, leading), None, None, scale)
+            out = out.reshape(*leading, *out.shape[-2:])
+            sums = out[..., -1:]
+            if sums.detach().amin() > LEAST:  # not where all landmarks are far, or not a number
+                return (out[..., :-1] / sums).to(v.dtype)
         given = (queries, queries if keys is None else keys, values, landmarks)
         q, k, values, landmarks = (x.expand(*leading, -1, -1) for x in given)
         with without_autocast(queries):
@@ -190,24 +199,25 @@ def landmark_attention(
         return out.to(v.dtype)
     if rows:
         values = _with_weights(values, log_weights, mask)
-
-    def stack(tensor: Tensor) -> Tensor:
-        return tensor.expand(*leading, -1, -1).reshape(-1, *tensor.shape[-2:])
-
     tokens = _by_image(leading, queries, keys, values)
     with without_autocast(queries):
         if landmark_mask is None and _solves(inverse.method, landmarks, tokens):
-            landmarks = stack(_rescaled(landmarks, own_scale, scale))
+            landmarks = _stacked(_rescaled(landmarks, own_scale, scale), leading)
             out = _solve_each(tokens, landmarks, scale, inverse, normalize)
         else:
             a = kernel_matrix(landmarks, scale=own_scale)
             z = middle_matrix(a, inverse, normalize, landmark_mask)
-            landmarks = stack(_rescaled(landmarks, own_scale, scale))
-            out = nystrom(*tokens, landmarks, stack(z), None, scale)
+            landmarks = _stacked(_rescaled(landmarks, own_scale, scale), leading)
+            out = nystrom(*tokens, landmarks, _stacked(z, leading), None, scale)
     out = out.reshape(*leading, *out.shape[-2:])
     if rows:
         out = out[..., :-1] / out[..., -1:].clamp(min=_LEAST_SUM)
     return out.to(v.dtype)
+
+
+def _stacked(matrices: Tensor, leading: torch.Size) -> Tensor:
+    """(..., m, d) -> (b, m, d)."""
+    return matrices.expand(*leading, -1, -1).reshape(-1, *matrices.shape[-2:])
 
 
 def check_middle(middle: str) -> None:

@@ -4,6 +4,7 @@
 without forming P, with its gradient in closed form.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -16,13 +17,16 @@ from .distances import TO_BASE_2, centred, expanded_exponents, measured
 from .inverse import inverse_of_definite
 from .precision import without_autocast
 
+LEAST = 1e-30
+"""Smaller sums of kernel values have lost their digits in float32."""
+
 
 def nystrom(
     q: Tensor,
     k: Tensor | None,
     v: Tensor,
     landmarks: Tensor,
-    z: Tensor,
+    z: Tensor | None,
     factor: Tensor | None,
     scale: float,
 ) -> Tensor:
@@ -33,7 +37,8 @@ def nystrom(
         k: (images, heads, l, d) keys, or None if they are the queries.
         v: (images, heads, l, e) values.
         landmarks: (b, m, d).
-        z: (b, m, m), Z itself, or its inverse B if the factor is given.
+        z: (b, m, m), Z itself, or its inverse B if the factor is given. If None, each row of
+            P_k^T V is divided by its last entry; with an entry of 1e-30 or less, all is NaN.
         factor: (b, m, m), lower Cholesky factor of B; Z is then never formed.
         scale: Multiplies tokens and landmarks before they are compared.
 
@@ -53,12 +58,12 @@ def _plain(
     k: Tensor | None,
     v: Tensor,
     landmarks: Tensor,
-    z: Tensor,
+    z: Tensor | None,
     factor: Tensor | None,
     scale: float,
 ) -> Tensor:
     with without_autocast(q):
-        if factor is not None:
+        if z is not None and factor is not None:
             z = inverse_of_definite(z)
         centre, right = centred(landmarks, scale * TO_BASE_2)
 
@@ -68,7 +73,8 @@ def _plain(
 
         p_q = kernel(q)  # (b, m, n)
         p_k = p_q if k is None else kernel(k)
-        out = torch.bmm(p_q.mT, torch.bmm(z, torch.bmm(p_k, v.flatten(0, 1))))
+        s = torch.bmm(p_k, v.flatten(0, 1))
+        out = torch.bmm(p_q.mT, _divided(s) if z is None else torch.bmm(z, s))
         return out.unflatten(0, v.shape[:2])
 
 
@@ -80,6 +86,8 @@ class _Nystrom(torch.autograd.Function):
     Backward, with G the gradient of O:
         dW = P_q^T G,   dS = Z^T dW,   dZ = dW S^T,
         dV = P_k dS,    dP_q = G W^T,  dP_k = V dS^T.
+    If Z is None, t is the last column of S, W = S / t, and
+        dS = dW / t, less (dW * W) 1 / t in the last column.
     If B = Z^-1 is given, Z x is solved with its Cholesky factor, and
         dB = -Z^T dZ Z^T = -dS W^T.
     dP_q and dP_k go on to tokens and landmarks as in `kernel._Kernel`; if the keys are the
@@ -95,7 +103,7 @@ class _Nystrom(torch.autograd.Function):
         k: Tensor | None,
         v: Tensor,
         landmarks: Tensor,
-        z: Tensor,
+        z: Tensor | None,
         factor: Tensor | None,
         scale: float,
         tokens: int,
@@ -135,16 +143,18 @@ class _Nystrom(torch.autograd.Function):
             stacks, p_q, p_k = choose(q, k).factors(
                 q, k, landmarks, ctx.scale, ctx.tokens, kept=tuple(kept)
             )
-            grad_v, grad_z = torch.empty_like(v), torch.empty_like(z)
+            grad_v, grad_z = torch.empty_like(v), None if z is None else torch.empty_like(z)
             for stack in stacks:
-                own_s, own_grad_z = stack.of(s), stack.of(grad_z)
+                own_s = stack.of(s)
                 grad_w = p_q.contract(stack, grad, out=torch.empty_like(own_s))
                 w = _multiply(z, factor, stack, own_s)
-                grad_s = _multiply(z.mT, factor, stack, grad_w)
-                if factor is None:
-                    torch.bmm(grad_w, own_s.mT, out=own_grad_z)
+                if z is None or grad_z is None:
+                    grad_s = grad_w / own_s[..., -1:]
+                    grad_s[..., -1] -= (grad_s * w).sum(-1)
                 else:
-                    torch.bmm(grad_s, w.mT, out=own_grad_z).neg_()
+                    grad_s = _multiply(z.mT, factor, stack, grad_w)
+                    left, right = (grad_w, own_s) if factor is None else (grad_s.neg(), w)
+                    torch.bmm(left, right.mT, out=stack.of(grad_z))
                 if k is None:
                     p_q.pull_back(stack, (grad, w), (v, grad_s, grad_v))
                 else:
@@ -172,8 +182,16 @@ class _Nystrom(torch.autograd.Function):
         return (out.unflatten(0, (info.batch_size, -1)), None, None, None), (0, None, None, None)
 
 
-def _multiply(z: Tensor, factor: Tensor | None, stack: Stack, x: Tensor) -> Tensor:
+def _divided(s: Tensor) -> Tensor:
+    """Rows divided by their last entries; those that are nearly 0 have lost their digits."""
+    last = s[..., -1:]
+    return s / last.masked_fill(last <= LEAST, math.nan)
+
+
+def _multiply(z: Tensor | None, factor: Tensor | None, stack: Stack, x: Tensor) -> Tensor:
     """Z x for a part of the stack."""
+    if z is None:
+        return _divided(x)
     if factor is None:
         return stack.of(z) @ x
     return torch.cholesky_solve(x, stack.of(factor))
@@ -183,12 +201,14 @@ def _differentiable_gradient(
     grad: Tensor, tensors: tuple[Any, ...], scale: float
 ) -> tuple[Tensor | None, ...]:
     """The backward pass through `_plain`, which can be differentiated and mapped."""
-    q, k, v, landmarks, z, factor = tensors
-    keys = () if k is None else (k,)
+    *variables, factor = tensors
+    given = [x is not None for x in variables]
 
-    def plain(q: Tensor, v: Tensor, landmarks: Tensor, z: Tensor, *keys: Tensor) -> Tensor:
-        return _plain(q, keys[0] if keys else None, v, landmarks, z, factor, scale)
+    def plain(*tensors: Tensor) -> Tensor:
+        left = iter(tensors)
+        q, k, v, landmarks, z = (next(left) if there else None for there in given)
+        return _plain(q, k, v, landmarks, z, factor, scale)  # type: ignore[arg-type]
 
-    pull_back = torch.func.vjp(plain, q, v, landmarks, z, *keys)[1]
-    grad_q, grad_v, grad_landmarks, grad_z, *grad_k = pull_back(grad)
-    return grad_q, grad_k[0] if grad_k else None, grad_v, grad_landmarks, grad_z
+    pull_back = torch.func.vjp(plain, *(x for x in variables if x is not None))[1]
+    gradients = iter(pull_back(grad))
+    return tuple(next(gradients) if there else None for there in given)
