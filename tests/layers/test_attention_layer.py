@@ -14,6 +14,11 @@ from softmaxfree.layers.samplers import SAMPLERS
 
 from ..helpers import relative_error, tokens
 
+SOFTX = {
+    "normalize": False, "rows": True, "key_weights": True, "sampler": "avg",
+    "landmark_norm": False, "tie_qk": False,
+}  # fmt: skip
+
 
 def build(**kwargs: object) -> SoftmaxFreeAttention:
     torch.manual_seed(0)
@@ -228,8 +233,30 @@ def test_half_precision(dtype: torch.dtype) -> None:
     assert relative_error(got, expected) < 5e-2
 
 
+@pytest.mark.parametrize("of", ["queries", "keys", "both", None])
+@pytest.mark.parametrize("middle", ["inverse", "sums"])
+def test_softx_is_the_operation_between_its_projections(middle: str, of: str | None) -> None:
+    layer = build(**SOFTX, middle=middle, landmarks_of=of)
+    assert layer.key_weights is not None
+    nn.init.normal_(layer.key_weights)
+    x = tokens(2, 64, 12)
+    q, k, v = (heads(projection(x)) for projection in (layer.q, layer.k, layer.v))
+    samples = {
+        name: tokens.unflatten(2, (2, 4, 2, 4)).mean((3, 5)).flatten(2, 3)
+        for name, tokens in (("queries", q), ("keys", k))
+    }
+    samples["both"] = torch.cat([samples["queries"], samples["keys"]], -2)
+    expected = softmax_free_attention(
+        q, k, v, samples[of or ("queries" if middle == "sums" else "both")], False, rows=True,
+        middle=middle, log_weights=torch.einsum("bhnd,hd->bhn", k, layer.key_weights),
+    )  # fmt: skip
+    assert relative_error(layer(x, (8, 8)), layer.proj(merged(expected))) < 1e-12
+
+
 @pytest.mark.parametrize(
-    "kwargs", [{}, {"num_landmarks": 9, "value_conv": 3, "prefix_tokens": 1}], ids=str
+    "kwargs",
+    [{}, {"num_landmarks": 9, "value_conv": 3, "prefix_tokens": 1}, SOFTX | {"middle": "sums"}],
+    ids=str,
 )
 def test_compiles_without_breaks(kwargs: dict[str, object]) -> None:
     layer = build(**kwargs).train()
@@ -264,6 +291,9 @@ def test_saves_and_loads() -> None:
         ({"inverse": "svd"}, "unknown method 'svd'"),
         ({"value_conv": 4}, "value_conv must be an odd size or None, got 4"),
         ({"prefix_tokens": -1}, "prefix_tokens must be 0 or more, got -1"),
+        ({"key_weights": True}, "key_weights need rows that are divided by their sums: add rows"),
+        ({"middle": "sum"}, "middle must be one of inverse, sums, got 'sum'"),
+        ({"landmarks_of": "all"}, "landmarks_of must be one of queries, keys, both, got 'all'"),
         ({"causal": True}, "would leak the future into every output"),
     ],
 )

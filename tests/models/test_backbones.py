@@ -320,6 +320,7 @@ def test_img_size_sets_the_grids() -> None:
         ({"value_conv": 4}, "value_conv must be an odd size or None, got 4"),
         ({"drop_path_rate": 1.0}, "drop_path_rate must be at least 0 and below 1, got 1.0"),
         ({"global_pool": "max"}, "global_pool must be one of 'token', 'avg', '', got 'max'"),
+        ({"class_token": False}, "global_pool='token' needs a class token, and the model has none"),
         ({"in_chans": 0}, "in_chans must be at least 1, got 0"),
         ({"num_classes": -1}, "num_classes must be 0 or more, got -1"),
         ({"img_size": 0}, "img_size must be a side or"),
