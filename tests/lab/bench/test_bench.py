@@ -333,6 +333,8 @@ def test_promises_about_speed_are_measured_and_judged(
     assert len(whats) == len(set(whats))
     for part in (
         "core 1, 2, 64",
+        "softx, inverse 1, 2, 64, training",
+        "softx_small, 32 pixels",
         "as released",
         "two threads",
         "memory",
