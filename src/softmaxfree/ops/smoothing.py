@@ -13,7 +13,10 @@ from .batching import is_readable, is_wrapped
 from .distances import centred, token_bound
 
 _LARGE = 2.0**14
-"""Largest product of tokens that float32 is used for; the exponent's error is then below 1e-3."""
+"""Largest terms of exponents that float32 is used for; the exponents' error is then below 1e-3."""
+
+_FAR = 2.0**7
+"""Largest distance from the centre, in kernel widths, that float32 is used for."""
 
 _LARGEST = 1e150
 """Tokens are clamped to it in float64, so that their squares and products are finite."""
@@ -50,15 +53,15 @@ def smoothing_attention(
     if mask is not None:
         k = k.masked_fill(~mask.unsqueeze(-1), 0)
     centre = centred(landmarks, scale)[0]
-    q, k, landmarks = (_around(x, centre) for x in (q, k, landmarks))
+    q, k, landmarks = (_around(x, centre, scale) for x in (q, k, landmarks))
     of_landmarks = _smooth(landmarks, k, v, scale, log_weights, mask)
     return _smooth(q, landmarks, of_landmarks, scale, None, landmark_mask)
 
 
-def _around(tokens: Tensor, centre: Tensor) -> Tensor:
+def _around(tokens: Tensor, centre: Tensor, scale: float) -> Tensor:
     """Tokens relative to a centre: in float64 where float32 would lose their digits."""
     shifted = tokens - centre
-    if is_readable(shifted) and not shifted.abs().amax() <= 2.0**32:
+    if is_readable(shifted) and not shifted.abs().amax() * scale <= _FAR:
         return (tokens.double() - centre).clamp(-_LARGEST, _LARGEST)
     bound = token_bound(tokens)
     return shifted.clamp(-bound, bound)
@@ -77,10 +80,8 @@ def _smooth(
     |x_i|^2 is the same for all j and cancels, which leaves x.y - |y|^2 / 2: one more column of a
     product that the softmax is taken of.
     """
-    if _products(x, y, scale) > _LARGE:
-        x, y = x.double(), y.double()
-    elif torch.promote_types(x.dtype, y.dtype) != v.dtype:
-        x, y = x.to(v.dtype), y.to(v.dtype)
+    dtype = torch.float64 if _terms(x, y, scale) > _LARGE else v.dtype
+    x, y = x.to(dtype), y.to(dtype)
     bias = y.square().sum(-1, keepdim=True) * (-0.5 * scale**2)
     if log_weights is not None:
         bias = bias + log_weights.unsqueeze(-1)
@@ -97,9 +98,9 @@ def _smooth(
     return out[..., :width].to(v.dtype)
 
 
-def _products(x: Tensor, y: Tensor, scale: float) -> float:
-    """A bound for |scale^2 x.y|; 0 where values cannot be read."""
+def _terms(x: Tensor, y: Tensor, scale: float) -> float:
+    """A bound for scale^2 (|x.y| + |y|^2); 0 where values cannot be read."""
     if not is_readable(x) or not is_readable(y):
         return 0.0
-    largest = x.detach().abs().amax() * y.detach().abs().amax()
-    return float(largest) * x.shape[-1] * scale**2
+    largest_x, largest_y = (float(t.detach().abs().amax()) for t in (x, y))
+    return largest_y * (largest_x + largest_y) * x.shape[-1] * scale**2
