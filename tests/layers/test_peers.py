@@ -14,6 +14,7 @@ from timm.models.pvt_v2 import Attention as PvtAttention
 from torch import Tensor, nn
 
 from softmaxfree import SoftmaxFreeAttention, gaussian_attention
+from softmaxfree.layers.agent import AgentAttention, AgentBias
 from softmaxfree.layers.linformer import LinformerAttention
 from softmaxfree.layers.multihead import Layout
 from softmaxfree.layers.nystromformer import NystromformerAttention, softmax_pinv
@@ -276,6 +277,80 @@ def test_nystromformers_inverse_is_that_of_each_matrix() -> None:
     torch.testing.assert_close(inverses, torch.linalg.pinv(a), rtol=1e-6, atol=1e-6)
     far = torch.cat([a[:1], 1e3 * a[1:]])
     torch.testing.assert_close(softmax_pinv(far, 6)[0], softmax_pinv(a, 6)[0])
+
+
+@pytest.mark.parametrize(
+    ("size", "context_size"),
+    [((6, 8), (6, 8)), ((9, 5), (4, 11)), ((2, 9), (6, 8))],
+    ids=["size of the biases", "other sizes", "fewer tokens than agents"],
+)
+def test_agent_is_its_formula(size: tuple[int, int], context_size: tuple[int, int]) -> None:
+    layer = ready(AgentAttention(12, 3, max_size=(6, 8), num_landmarks=9, prefix_tokens=1))
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter)
+    x, context = tokens(2, 1 + math.prod(size), 12), tokens(2, 1 + math.prod(context_size), 12)
+    q, k, v = (layer._heads(part) for part in (layer.q(x), layer.k(context), layer.v(context)))
+    height, width = min(3, size[0]), min(3, size[1])
+    image = q[:, :, 1:].mT.unflatten(-1, size).flatten(0, 1)
+    agents = F.adaptive_avg_pool2d(image, (height, width)).flatten(2).mT.unflatten(0, (2, 3))
+
+    def written_out(bias: AgentBias, size: tuple[int, int]) -> Tensor:
+        rows, columns = bias.lines
+        parts = (bias.block, rows.unsqueeze(-1), columns.unsqueeze(-2))
+        sizes = (size, (size[0], 1), (1, size[1]))
+        resized = [
+            F.interpolate(part.flatten(0, 1), size, mode="bilinear").unflatten(0, (3, 3))
+            for part, size in zip(parts, sizes)
+        ]
+        places = sum(resized).flatten(3)
+        return torch.cat([bias.prefix, places], -1)[:, :height, :width].flatten(1, 2)
+
+    from_keys = (agents @ k.mT / 2 + written_out(layer.key_bias, context_size)).softmax(-1)
+    to_queries = (q @ agents.mT / 2 + written_out(layer.query_bias, size).mT).softmax(-1)
+    expected = layer.proj((to_queries @ from_keys @ v).transpose(1, 2).flatten(2))
+    assert relative_error(layer(x, size, context, context_size), expected) < 1e-12
+
+
+def test_agents_of_sequences_are_its_formula() -> None:
+    layer = ready(AgentAttention(12, 3, ndim=1, max_size=(30,), ratio=6))
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter)
+    x = tokens(2, 41, 12)
+    q, k, v = (layer._heads(part(x)) for part in (layer.q, layer.k, layer.v))
+    agents = F.adaptive_avg_pool1d(q.mT.flatten(0, 1), 5).mT.unflatten(0, (2, 3))
+    first, second = (
+        F.interpolate(bias.block, 41, mode="linear") for bias in (layer.key_bias, layer.query_bias)
+    )
+    from_keys = (agents @ k.mT / 2 + first).softmax(-1)
+    to_queries = (q @ agents.mT / 2 + second.mT).softmax(-1)
+    expected = layer.proj((to_queries @ from_keys @ v).transpose(1, 2).flatten(2))
+    assert relative_error(layer(x), expected) < 1e-12
+
+
+def test_the_number_of_agents() -> None:
+    for options, expected in (
+        ({}, (7, 5)),
+        ({"ratio": 4}, (4, 2)),
+        ({"num_landmarks": 9}, (3, 3)),
+        ({"ratio": 4, "num_landmarks": 9}, (3, 3)),
+    ):
+        layer = AgentAttention(12, 3, max_size=(16, 5), **options)
+        assert layer.agents == expected
+        assert layer.key_bias.block.shape == (3, *expected, 7, 7)
+    with pytest.raises(ValueError, match="ratio must be at least 1, got 0"):
+        AgentAttention(12, 3, max_size=(16, 5), ratio=0)
+    with pytest.raises(ValueError, match=r"max_size must be 2 sides of 1 or more, got \(4,\)"):
+        AgentAttention(12, 3, max_size=(4,))
+
+
+def test_agent_is_exported_for_all_sizes() -> None:
+    stage = timm.create_model("softpp_nano", attention="agent").stages[1].eval()
+    any_size = ({2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC},)
+    x = torch.randn(2, 32, 12, 16)
+    graph = torch.export.export(stage, (x,), dynamic_shapes=any_size, strict=False).module()
+    for height, width in ((12, 16), (5, 20), (20, 5)):
+        other = torch.randn(2, 32, height, width)
+        assert relative_error(graph(other)[0], stage(other)[0]) < 1e-5
 
 
 def test_reformer() -> None:

@@ -25,10 +25,12 @@ PACKAGE = {"markerfacecolor": "white", "linestyle": "--"}
 LOOKS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "softpp": ("#0072B2", "o", METHOD),
     "soft": ("#56B4E9", "s", METHOD),
+    "softx": ("#7818D8", "8", METHOD),
     "softmax": ("#000000", "^", METHOD),
     "linformer": ("#D55E00", "v", METHOD),
     "performer": ("#E69F00", "D", METHOD),
     "nystromformer": ("#CC79A7", "P", METHOD),
+    "agent": ("#882255", "p", METHOD),
     "reformer": ("#999999", "X", METHOD),
     "skyformer": ("#009E73", "*", METHOD),
     "spatial_reduction": ("#8C6D31", "<", METHOD),
@@ -49,7 +51,7 @@ LOOKS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 """Colour and marker of each contestant, and how its line differs from its method's.
 
-Okabe and Ito's colours, which colour-blind readers can tell apart, and three more; a shape for each
+Okabe and Ito's colours, which colour-blind readers can tell apart, and four more; a shape for each
 method, for prints in grey. A variant has a shade of its method's colour, a package the colour
 itself."""
 COLORS = {name: look[0] for name, look in LOOKS.items()}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from .multihead import Layout, MultiHeadAttention, dropped_to_zero
-from .samplers import AvgSampler, Size
+from .samplers import Size, landmark_grid
 
 
 class LinformerAttention(MultiHeadAttention):
@@ -39,13 +39,8 @@ class LinformerAttention(MultiHeadAttention):
         **others: Any,
     ) -> None:
         super().__init__(dim, num_heads, tie_qk=tie_qk, **others)
-        if len(max_size) != self.ndim or min(max_size) < 1:
-            raise UserError(
-                f"max_size must be {self.ndim} sides of 1 or more, got {tuple(max_size)}"
-            )
+        bins = landmark_grid(max_size, self.ndim, ratio, num_landmarks)
         self.max_size = tuple(max_size)
-        sampler = AvgSampler(self.head_dim, self.ndim, ratio, num_landmarks)
-        bins = sampler.grid(self.max_size) if num_landmarks is None else sampler.bins(self.max_size)
         places = self.prefix_tokens + math.prod(self.max_size)
         mixtures = self.prefix_tokens + math.prod(bins)
         self.mix_keys = nn.Parameter(torch.empty(mixtures, places))

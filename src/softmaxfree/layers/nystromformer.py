@@ -1,6 +1,5 @@
 """Nyströmformer: softmax through averaged tokens. Xiong et al., 2021, arXiv 2102.03902."""
 
-import math
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from ..errors import UserError
 from ..ops.precision import compute_dtype, tiny, without_autocast
 from .multihead import Layout, MultiHeadAttention, dropped_to_zero
 from .samplers import AvgSampler, sample_grid
+from .softmax import masked_softmax
 
 
 class NystromformerAttention(MultiHeadAttention):
@@ -67,12 +67,7 @@ class NystromformerAttention(MultiHeadAttention):
 def _softmax(x: Tensor, y: Tensor, x_kept: Tensor | None, y_kept: Tensor | None) -> Tensor:
     """softmax(x y^T), (B, heads, n, m): 0 in rows and columns that the masks drop."""
     dtype = compute_dtype(x, y)
-    scores = x.to(dtype) @ y.to(dtype).mT
-    if y_kept is not None:
-        scores = scores.masked_fill(~y_kept[:, None, None, :], -math.inf)
-    weights = scores.softmax(-1)
-    if y_kept is not None:  # where all are dropped, weights are NaN
-        weights = weights.masked_fill(~y_kept[:, None, None, :], 0)
+    weights = masked_softmax(x.to(dtype) @ y.to(dtype).mT, y_kept)
     return weights if x_kept is None else weights.masked_fill(~x_kept[:, None, :, None], 0)
 
 

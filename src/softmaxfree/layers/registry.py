@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ..errors import UserError
+from .agent import AgentAttention
 from .attention import SoftmaxFreeAttention
 from .gaussian import GaussianAttention
 from .linformer import LinformerAttention
@@ -35,6 +36,7 @@ ATTENTIONS: dict[str, Callable[..., MultiHeadAttention]] = {
     "spatial_reduction": SpatialReductionAttention,
     "performer": PerformerAttention,
     "nystromformer": NystromformerAttention,
+    "agent": AgentAttention,
     "reformer": ReformerAttention,
     "skyformer": SkyformerAttention,
     "gaussian": GaussianAttention,

@@ -7,7 +7,7 @@ them at every size, or fewer where there are not as many tokens (windows, for `c
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -208,6 +208,16 @@ SAMPLERS: dict[str, Callable[..., Sampler]] = {
     "biased": BiasedSampler,
 }
 """Every sampler by its name."""
+
+
+def landmark_grid(
+    max_size: Sequence[int], ndim: int, ratio: int, num_landmarks: int | None
+) -> Size:
+    """The grid of landmarks that `avg` makes of a layer's largest grid of tokens."""
+    if len(max_size) != ndim or min(max_size) < 1:
+        raise UserError(f"max_size must be {ndim} sides of 1 or more, got {tuple(max_size)}")
+    sampler, size = AvgSampler(1, ndim, ratio, num_landmarks), tuple(max_size)
+    return sampler.grid(size) if num_landmarks is None else sampler.bins(size)
 
 
 def sample_grid(

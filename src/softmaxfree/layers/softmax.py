@@ -1,5 +1,6 @@
 """Softmax attention, exact: Vaswani et al., Attention Is All You Need, 2017."""
 
+import math
 from typing import ClassVar
 
 import torch.nn.functional as F
@@ -16,6 +17,17 @@ class SoftmaxAttention(MultiHeadAttention):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
         return softmax_attention(q, k, v, layout.mask)
+
+
+def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Softmax of scores (B, heads, N, L) over the keys that the mask (B, L) keeps.
+
+    Dropped keys have weight 0, also where all are dropped.
+    """
+    if mask is None:
+        return scores.softmax(-1)
+    dropped = ~mask[:, None, None, :]
+    return scores.masked_fill(dropped, -math.inf).softmax(-1).masked_fill(dropped, 0)
 
 
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

@@ -20,9 +20,10 @@ BENCHMARK: dict[str, dict[str, Any]] = {
     "reformer": {"hashes": 2},
     "skyformer": {"num_landmarks": 128},
     "spatial_reduction": {"num_landmarks": 128},
+    "agent": {"num_landmarks": 128},
 }
 """Options of the peers, as Nyströmformer's authors set them in the benchmark; it does not have the
-last two."""
+last three."""
 
 
 class SequenceEncoder(nn.Module):

@@ -155,8 +155,8 @@ class SoftmaxFreeTransformer(Backbone):
             in each stage, so that their number grows with the image. With both, landmarks are
             averages over what the windows give.
         attention: A name of `softmaxfree.layers.registry`, such as `soft`, `softpp`, `softx`,
-            `softmax`, `linformer`, `spatial_reduction`, `performer`, `nystromformer`, `reformer`,
-            `skyformer` or `gaussian`.
+            `softmax`, `linformer`, `spatial_reduction`, `performer`, `nystromformer`, `agent`,
+            `reformer`, `skyformer` or `gaussian`.
         attention_options: Options of that attention which are not arguments of the model, such as
             `{"features": 64}`.
         stage4: Attention of the last stage: `soft` for that of the others, `softmax`, `gaussian`.

@@ -28,8 +28,8 @@ class Classification(Task):
         num_classes: Number of classes; if not given, `softmaxfree fit` counts those of the data,
             and in Python it is the backbone's own.
         attention: Attention to use in the backbone, also in timm's ViT, DeiT and Swin: soft,
-            softpp, softmax, linformer, spatial_reduction, performer, nystromformer, reformer,
-            skyformer, gaussian, or one that a module of --modules registers.
+            softpp, softmax, linformer, spatial_reduction, performer, nystromformer, agent,
+            reformer, skyformer, gaussian, or one that a module of --modules registers.
         tie_qk: Whether queries and keys share one projection; for our models, and timm's ViT, DeiT
             and Swin.
         drop_path: Probability of leaving out a block, rising with depth.

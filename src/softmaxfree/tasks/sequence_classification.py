@@ -20,7 +20,7 @@ class SequenceClassification(Task):
 
     Args:
         attention: soft, softpp, softmax, linformer, spatial_reduction, performer, nystromformer,
-            reformer, skyformer, gaussian, or one that a module of --modules registers.
+            agent, reformer, skyformer, gaussian, or one that a module of --modules registers.
         options: Further arguments of the attention, such as {num_landmarks: 128}. By default SOFT
             and SOFT++ average windows of 4 tokens, as in the paper, at a cost that is quadratic in
             the length; with num_landmarks it is linear. The peers are the benchmark's.

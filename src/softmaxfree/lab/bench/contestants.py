@@ -163,6 +163,7 @@ TITLES = {
     "spatial_reduction": "spatial reduction",
     "performer": "Performer",
     "nystromformer": "Nyströmformer",
+    "agent": "Agent Attention",
     "reformer": "Reformer",
     "skyformer": "Skyformer",
     "gaussian": "Gaussian, exact",

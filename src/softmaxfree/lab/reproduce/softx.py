@@ -60,6 +60,7 @@ CIFAR10 = Budget(
         "softx": _softx(mlp_ratios=4.35),
         "softx, inverse": _softx(mlp_ratios=3.3, attention_options={"middle": "inverse"}),
         "softmax": _peer("softmax", 2.75),
+        "agent": _peer("agent", 4.15),
         "softpp": _peer("softpp", 4.8),
     },
     "Nano models of equal cost, each with gate, value kernels by channel and average pooling, "
@@ -80,6 +81,7 @@ TINY_IMAGENET = Budget(
             **_DEEPER, mlp_ratios=4.45, attention_options={"middle": "inverse"}
         ),
         "softmax": _peer("softmax", 2.75, img_size=64),
+        "agent": _peer("agent", 3.8, **_DEEPER, num_landmarks=49),
         "softpp": _peer("softpp", 4.6, **_DEEPER, num_landmarks=49),
     },
     "Nano models of equal cost at 64 x 64 pixels, each with gate, value kernels by channel and "
