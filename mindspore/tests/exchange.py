@@ -47,7 +47,7 @@ def check() -> None:
     if not path.exists():
         sys.exit(f"there is no {path}: run the tests of mindspore/ first, `make test-mindspore`")
     there = load_file(FOLDER / "logits_from_mindspore.safetensors")
-    model = timm.create_model("softpp_nano", num_classes=10, checkpoint_path=path).eval()
+    model = timm.create_model("softx_nano", num_classes=10, checkpoint_path=path).eval()
     with torch.no_grad():
         error = (model(there["images"]) - there["logits"]).norm() / there["logits"].norm()
     if not error < 1e-4:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mindspore import Tensor, nn
+from mindspore import Tensor, nn, ops
 from safetensors.numpy import load_file
 
 from softmaxfree_mindspore import (
@@ -15,6 +15,7 @@ from softmaxfree_mindspore import (
     create_model,
     gaussian_attention,
     gaussian_kernel,
+    list_models,
     pinv,
     softmax_free_attention,
 )
@@ -22,7 +23,7 @@ from softmaxfree_mindspore.digits import load_digits, permutation
 from softmaxfree_mindspore.layers.samplers import SAMPLERS
 from softmaxfree_mindspore.models.checkpoints import load_arrays, state_arrays, torch_name
 from softmaxfree_mindspore.models.position import PositionEmbedding, resize_grid
-from softmaxfree_mindspore.models.soft import SIZES
+from softmaxfree_mindspore.models.soft import DESIGNS, SIZES
 from softmaxfree_mindspore.train import (
     RECIPE,
     decayed,
@@ -49,7 +50,7 @@ def check(name: str, vectors: Arrays, function, *tensors: Tensor, tolerance: flo
     cotangent = inputs.normal(f"{name}/cotangent", *expected["out"].shape)
     out, gradients, _ = pulled_back(function, cotangent, *tensors)
     assert_close(out, expected.pop("out"), tolerance)
-    names = [n for n in ("a", "q", "k", "v", "x", "landmarks") if n in expected]
+    names = [n for n in ("a", "q", "k", "v", "x", "landmarks", "log_weights") if n in expected]
     for n, gradient in zip(names, gradients, strict=True):
         assert_close(gradient, expected[n], tolerance)
 
@@ -76,18 +77,77 @@ def test_inverse(method: str, vectors: Arrays) -> None:
     check(f"pinv/{method}", vectors, inverse, Tensor(inputs.kernels()), tolerance=1e-4)
 
 
-@pytest.mark.parametrize(("name", "normalize"), [("soft", False), ("softpp", True)])
-def test_attention(name: str, normalize: bool, vectors: Arrays) -> None:
-    q, k, v, landmarks = (tensor(n, 2, size, 8) for n, size in zip("qkvx", (11, 7, 7, 4)))
+@pytest.mark.parametrize("name", inputs.ATTENTIONS)
+def test_attention(name: str, vectors: Arrays) -> None:
+    given, options = attention_inputs(), inputs.ATTENTIONS[name]
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, landmarks: Tensor) -> Tensor:
-        return softmax_free_attention(q, k, v, landmarks, normalize)
+    def attend(*given: Tensor) -> Tensor:
+        return softmax_free_attention(*given[:4], **options)
+
+    def attend_by_weight(*given: Tensor) -> Tensor:
+        return softmax_free_attention(*given[:4], **options, log_weights=given[4])
 
     def attend_exactly(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return gaussian_attention(q, k, v, normalize)
+        return gaussian_attention(q, k, v, **options)
 
-    check(f"attention/{name}", vectors, attend, q, k, v, landmarks, tolerance=1e-4)
-    check(f"gaussian/{name}", vectors, attend_exactly, q, k, v)
+    if name in ("soft", "softpp"):
+        check(f"attention/{name}", vectors, attend, *given[:4], tolerance=1e-4)
+        check(f"gaussian/{name}", vectors, attend_exactly, *given[:3])
+    else:
+        check(f"attention/{name}", vectors, attend_by_weight, *given, tolerance=1e-4)
+
+
+def attention_inputs() -> list[Tensor]:
+    """Queries, keys, values, landmarks, logarithms of the weights of keys."""
+    tokens = [tensor(n, 2, size, 8) for n, size in zip("qkvx", (11, 7, 7, 4))]
+    return [*tokens, tensor("w", 2, 7)]
+
+
+def test_sums_do_not_depend_on_where_tokens_are(vectors: Arrays) -> None:
+    """Nor on a landmark that is far from all of them."""
+    q, k, v, landmarks, weights = attention_inputs()
+    landmarks = ops.cat((landmarks, 1e7 * ops.ones_like(landmarks[:, :1])), 1)
+    q, k, landmarks = (x + 1e3 for x in (q, k, landmarks))
+    out = softmax_free_attention(q, k, v, landmarks, middle="sums", log_weights=weights)
+    assert_close(out, vectors["attention/sums/out"], 1e-3)
+
+
+@pytest.mark.parametrize("magnitude", [1e19, 1e30])
+def test_sums_of_large_tokens(magnitude: float) -> None:
+    """Results are averages of values, and gradients are finite."""
+    q, k, v, landmarks, weights = attention_inputs()
+
+    def attend(q: Tensor, k: Tensor, landmarks: Tensor) -> Tensor:
+        return softmax_free_attention(q, k, v, landmarks, middle="sums", log_weights=weights)
+
+    large = [x * magnitude for x in (q, k, landmarks)]
+    out, gradients, _ = pulled_back(attend, np.ones((2, 11, 8), np.float32), *large)
+    assert all(np.isfinite(x.asnumpy()).all() for x in gradients)
+    assert (out <= v.max(-2, keepdims=True) + 1e-5).all()
+    assert (out >= v.min(-2, keepdims=True) - 1e-5).all()
+
+
+def test_a_query_far_from_all_landmarks_gets_nothing() -> None:
+    q, *others, _ = attention_inputs()
+    assert not softmax_free_attention(q + 30, *others, rows=True).any()
+
+
+def test_what_does_not_go_together_is_named() -> None:
+    *given, weights = attention_inputs()
+    with pytest.raises(ValueError, match="middle must be one of inverse, sums, got 'sum'"):
+        softmax_free_attention(*given, middle="sum")
+    with pytest.raises(ValueError, match="pass rows=True"):
+        softmax_free_attention(*given, log_weights=weights)
+    with pytest.raises(ValueError, match=r"log_weights must be \(2, 7\), got \(2, 6\)"):
+        softmax_free_attention(*given, rows=True, log_weights=weights[:, 1:])
+    with pytest.raises(ValueError, match="key_weights need rows"):
+        SoftmaxFreeAttention(16, key_weights=True)
+    with pytest.raises(ValueError, match="landmarks_of must be one of queries, keys, both"):
+        SoftmaxFreeAttention(16, landmarks_of="values")
+    with pytest.raises(ValueError, match="needs a class token"):
+        create_model("softx_nano", global_pool="token")
+    with pytest.raises(ValueError, match="attention_options must be one of 'qkv_bias'"):
+        create_model("softx_nano", attention_options={"sampler": "conv"})
 
 
 @pytest.mark.parametrize("name", inputs.SAMPLERS)
@@ -97,7 +157,10 @@ def test_sampler(name: str, vectors: Arrays) -> None:
     assert_close(sampler(tensor("q", 2, 2, 35, 4), (7, 5)), vectors[f"sampler/{name}"], 1e-5)
 
 
-@in_modes("name", [*((name, "pynative") for name in inputs.LAYERS), ("softpp", "graph")])
+MODES = {"rows": "graph", "softx": "graph"}
+
+
+@in_modes("name", [(name, MODES.get(name, "pynative")) for name in inputs.LAYERS])
 def test_layer(name: str, mode: None, vectors: Arrays) -> None:
     layer = fill(SoftmaxFreeAttention(**inputs.LAYER, **inputs.LAYERS[name]))
 
@@ -145,13 +208,16 @@ def test_schedule(vectors: Arrays) -> None:
 
 def test_tables(vectors: Arrays) -> None:
     """Every model has the arguments that it has there, and every argument its default."""
-    sizes, defaults = (inputs.decoded(vectors[f"tables/{n}"]) for n in ("sizes", "defaults"))
-    assert json.loads(json.dumps(SIZES)) == sizes
+    tables = {name: inputs.decoded(array) for name, array in below(vectors, "tables/").items()}
+    defaults = tables["defaults"]
+    assert json.loads(json.dumps(SIZES)) == tables["sizes"]
+    assert json.loads(json.dumps(DESIGNS)) == tables["designs"]
+    assert sorted(list_models()) == tables["names"]
     for function in (pinv, softmax_free_attention, SoftmaxFreeTransformer, SoftmaxFreeAttention):
         for name, parameter in inspect.signature(function).parameters.items():
-            there = defaults[function.__name__].get(name)
-            if there is not None and parameter.default is not parameter.empty:
-                assert json.loads(json.dumps(parameter.default)) == there, name
+            there = defaults[function.__name__]
+            if name in there and parameter.default is not parameter.empty:
+                assert json.loads(json.dumps(parameter.default)) == there[name], name
 
 
 @in_modes("name", [("digits", "pynative"), ("wide", "graph")])
@@ -161,6 +227,11 @@ def test_trained_model(name: str, mode: None, vectors: Arrays) -> None:
     digits = np.repeat(vectors["digits/scored"][:, None], 3, 1)
     images = digits if name == "digits" else inputs.normal("wide", 2, 3, 24, 45)
     assert relative(model(Tensor(images)), vectors[f"nano/{name}"]) < 1e-4
+
+
+def test_softx(vectors: Arrays) -> None:
+    model = fill(create_model("softx_nano", **inputs.SOFTX))
+    assert relative(model(tensor("wide", 2, 3, 24, 45)), vectors["softx/wide"]) < 1e-4
 
 
 @pytest.fixture(scope="module")

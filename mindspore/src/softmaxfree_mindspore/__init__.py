@@ -1,4 +1,4 @@
-"""Softmax-free linear transformers in MindSpore: SOFT and SOFT++."""
+"""Softmax-free linear transformers in MindSpore: SOFT, SOFT++ and softx."""
 
 from .layers.attention import SoftmaxFreeAttention
 from .models.checkpoints import load_weights, save_weights

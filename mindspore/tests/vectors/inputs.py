@@ -26,14 +26,36 @@ SAMPLERS = {
 }
 """Arguments of each case, on a grid of 7 x 5."""
 
+ATTENTIONS = {
+    "soft": {"normalize": False},
+    "softpp": {"normalize": True},
+    "rows": {"normalize": False, "rows": True},
+    "sums": {"middle": "sums"},
+}
+"""Arguments of each case; the last two have weights of keys."""
+
 LAYERS = {
     "softpp": {"normalize": True},
     "soft": {"normalize": False},
     "untied": {"tie_qk": False},
-    "newton": {"inverse": "newton", "sampler": "avg", "landmark_norm": False, "qkv_bias": False},
+    "newton": {"inverse": "newton", "rows": True, "sampler": "avg", "qkv_bias": False},
+    "rows": {"rows": True, "key_weights": True, "tie_qk": False, "landmarks_of": "keys"},
+    "softx": {
+        "middle": "sums",
+        "key_weights": True,
+        "tie_qk": False,
+        "gate": True,
+        "sampler": "avg",
+        "landmark_norm": False,
+        "value_conv_per_channel": True,
+    },
+    "softx_tied": {"middle": "sums", "key_weights": True},
 }
 """Arguments of each case, beside those of all."""
 LAYER = {"dim": 16, "num_heads": 2, "ratio": 2, "value_conv": 3, "prefix_tokens": 1}
+
+SOFTX = {"embed_dims": (8, 16, 24, 32), "num_heads": (1, 2, 3, 4), "num_classes": 10}
+"""Arguments of a small `softx_nano`."""
 
 
 def normal(name: str, *shape: int) -> np.ndarray:
@@ -73,10 +95,10 @@ def write_weights(shapes: Mapping[str, tuple[int, ...]], path: Path) -> np.ndarr
     return np.frombuffer(hashlib.sha256(path.read_bytes()).digest(), np.uint8)
 
 
-def encoded(table: Mapping[str, Any]) -> np.ndarray:
+def encoded(table: Any) -> np.ndarray:
     """A table as the bytes of its JSON."""
     return np.frombuffer(json.dumps(table, sort_keys=True).encode(), np.uint8)
 
 
-def decoded(array: np.ndarray) -> dict[str, Any]:
+def decoded(array: np.ndarray) -> Any:
     return json.loads(array.tobytes())

@@ -30,7 +30,7 @@ from softmaxfree.files import recipe
 from softmaxfree.layers.samplers import SAMPLERS
 from softmaxfree.models.checkpoints import resize_grid
 from softmaxfree.models.soft import SoftmaxFreeTransformer
-from softmaxfree.models.variants import SIZES
+from softmaxfree.models.variants import DESIGNS, SIZES
 from softmaxfree.tasks import Classification
 from softmaxfree.tasks.ema import MovingAverage
 
@@ -46,8 +46,9 @@ Arrays = dict[str, np.ndarray]
 def compute() -> Arrays:
     """Every vector by its name."""
     parts = (kernel(), inverses(), attentions(), samplers(), layers(), positions())
-    parts += (digits(), schedule(), nano(), tiny(), tables())
-    return {name: array for part in parts for name, array in part.items()}
+    parts += (digits(), schedule(), nano(), tiny(), softx(), tables())
+    # safetensors writes memory as it lies there, and a slice has gaps.
+    return {name: np.ascontiguousarray(x) for part in parts for name, x in part.items()}
 
 
 def pulled_back(name: str, out: Tensor, **inputs_: Tensor) -> Arrays:
@@ -77,12 +78,17 @@ def inverses() -> Arrays:
 
 def attentions() -> Arrays:
     found: Arrays = {}
-    for name, normalize in (("soft", False), ("softpp", True)):
+    for name, options in inputs.ATTENTIONS.items():
         q, k, v, x = (tensor(n, 2, size, 8) for n, size in zip("qkvx", (11, 7, 7, 4)))
-        out = softmaxfree.softmax_free_attention(q, k, v, x, normalize)
-        found |= pulled_back(f"attention/{name}", out, q=q, k=k, v=v, landmarks=x)
+        given = {"q": q, "k": k, "v": v, "landmarks": x}
+        if name in ("rows", "sums"):
+            given["log_weights"] = tensor("w", 2, 7)
+        out = softmaxfree.softmax_free_attention(**given, **options)
+        found |= pulled_back(f"attention/{name}", out, **given)
+        if name not in ("soft", "softpp"):
+            continue
         q = tensor("q", 2, 11, 8)
-        out = softmaxfree.gaussian_attention(q, k, v, normalize)
+        out = softmaxfree.gaussian_attention(q, k, v, **options)
         found |= pulled_back(f"gaussian/{name}", out, q=q, k=k, v=v)
     return found
 
@@ -218,13 +224,23 @@ def tiny() -> Arrays:
     return found
 
 
+def softx() -> Arrays:
+    """Logits of a small softx_nano, of images wider than its own."""
+    model = timm.create_model("softx_nano", **inputs.SOFTX).eval()
+    fill(model)
+    with torch.no_grad():
+        return {"softx/wide": model(torch.from_numpy(inputs.normal("wide", 2, 3, 24, 45))).numpy()}
+
+
 def tables() -> Arrays:
-    """Arguments of every model, and the defaults of what both packages have, as JSON."""
+    """Names and arguments of every model, and the defaults of what both packages have, as JSON."""
     shared = (softmaxfree.pinv, softmaxfree.softmax_free_attention, SoftmaxFreeTransformer)
     found = {function.__name__: defaults(function) for function in shared}
     found["SoftmaxFreeAttention"] = defaults(softmaxfree.SoftmaxFreeAttention)
     return {
         "tables/sizes": inputs.encoded(SIZES),
+        "tables/designs": inputs.encoded(DESIGNS),
+        "tables/names": inputs.encoded(sorted(timm.list_models(module="variants"))),
         "tables/defaults": inputs.encoded(found),
     }
 

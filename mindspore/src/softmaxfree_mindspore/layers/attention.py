@@ -8,7 +8,7 @@ from typing import Any
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.common.initializer import HeUniform, Normal, initializer
 
-from ..ops.attention import LandmarkAttention, gaussian_attention
+from ..ops.attention import LandmarkAttention, check_middle, gaussian_attention
 from ..ops.inverse import check_inverse
 from ..ops.kernel import token_scale
 from ..ops.products import product, product_t
@@ -16,6 +16,7 @@ from .samplers import SAMPLERS, Size
 
 NUM_LANDMARKS = 49
 """The paper's number, at every size."""
+LANDMARKS_OF = ("queries", "keys", "both")
 WINDOW = 2
 """Side of the windows that are convolved, where only the number of landmarks is given."""
 
@@ -32,6 +33,8 @@ class MultiHeadAttention(nn.Cell):
         prefix_tokens: How many tokens come before the grid, such as a class token. They take no
             part in the value convolution.
         qkv_bias: Biases in the projections of queries, keys and values.
+        value_conv_per_channel: A kernel for each channel of the value convolution, not each head.
+        gate: Multiply the result by a sigmoid of a projection of the tokens, channel by channel.
     """
 
     def __init__(
@@ -43,6 +46,8 @@ class MultiHeadAttention(nn.Cell):
         value_conv: int | None = None,
         prefix_tokens: int = 0,
         qkv_bias: bool = True,
+        value_conv_per_channel: bool = False,
+        gate: bool = False,
     ) -> None:
         super().__init__()
         if dim < 1 or num_heads < 1 or dim % num_heads:
@@ -56,7 +61,9 @@ class MultiHeadAttention(nn.Cell):
         self.q = dense(dim, dim, qkv_bias)
         self.k = None if tie_qk else dense(dim, dim, qkv_bias)
         self.v = dense(dim, dim, qkv_bias)
-        self.value_conv = None if value_conv is None else ValueConv(num_heads, value_conv)
+        kernels = dim if value_conv_per_channel else num_heads
+        self.value_conv = None if value_conv is None else ValueConv(kernels, value_conv)
+        self.gate = dense(dim, dim) if gate else None
         self.proj = dense(dim, dim)
 
     def attend(self, q: Tensor, k: Tensor | None, v: Tensor, size: Size) -> Tensor:
@@ -88,6 +95,8 @@ class MultiHeadAttention(nn.Cell):
             if self.prefix_tokens > 0:
                 local = ops.cat((ops.zeros_like(values[:, : self.prefix_tokens]), local), 1)
             out = out + local
+        if self.gate is not None:
+            out = out * ops.sigmoid(self.gate(x))
         return self.proj(out)
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -99,8 +108,8 @@ class MultiHeadAttention(nn.Cell):
 class SoftmaxFreeAttention(MultiHeadAttention):
     """Multi-head attention through landmarks, linear in the number of tokens.
 
-    Called as `attention(x, size)`. Where keys have a projection of their own, landmarks are
-    samples of both queries and keys.
+    Called as `attention(x, size)`. SOFT and SOFT++ are the paper's; softx, which divides rows by
+    their sums and needs no inverse, is `middle="sums"`, see `softmax_free_attention`.
 
     Args:
         dim: Width of the tokens.
@@ -113,6 +122,12 @@ class SoftmaxFreeAttention(MultiHeadAttention):
             `num_landmarks`.
         normalize: SOFT++ if true, SOFT if not.
         inverse, iters, ridge: How the landmark matrix is inverted, see `pinv`.
+        middle: What Z is: `inverse`, as in the paper, or `sums`, which needs no inverse.
+        rows: Divide rows by their sums; always so with `middle="sums"`.
+        key_weights: Learn a vector u for each head, and weight the keys by exp(u . k); needs rows
+            that are divided by their sums.
+        landmarks_of: What landmarks are samples of, where keys have a projection of their own:
+            `queries`, `keys` or `both`. By default of both, and of queries with `middle="sums"`.
         landmark_norm: LayerNorm and GELU on the landmarks.
         pad: `replicate` or `drop`, what becomes of sides that the ratio does not divide.
         others: Of `MultiHeadAttention`. Each prefix token is a landmark of its own.
@@ -130,6 +145,10 @@ class SoftmaxFreeAttention(MultiHeadAttention):
         inverse: str = "auto",
         iters: int = 20,
         ridge: float | None = None,
+        middle: str = "inverse",
+        rows: bool = False,
+        key_weights: bool = False,
+        landmarks_of: str | None = None,
         landmark_norm: bool = True,
         pad: str = "replicate",
         **others: Any,
@@ -138,6 +157,17 @@ class SoftmaxFreeAttention(MultiHeadAttention):
         if sampler not in SAMPLERS:
             raise ValueError(f"unknown sampler {sampler!r}; choose one of {', '.join(SAMPLERS)}")
         check_inverse(inverse, iters, ridge)
+        check_middle(middle)
+        if key_weights and not rows and middle != "sums":
+            raise ValueError("key_weights need rows that are divided by their sums: add rows=True")
+        if landmarks_of not in (None, *LANDMARKS_OF):
+            raise ValueError(
+                f"landmarks_of must be one of {', '.join(LANDMARKS_OF)}, got {landmarks_of!r}"
+            )
+        self.landmarks_of = landmarks_of or ("queries" if middle == "sums" else "both")
+        self.key_weights = (
+            Parameter(initializer("zeros", (num_heads, self.head_dim))) if key_weights else None
+        )
         self.scale = token_scale(self.head_dim)
         if ratio is None:
             ratio = WINDOW
@@ -148,15 +178,25 @@ class SoftmaxFreeAttention(MultiHeadAttention):
             if landmark_norm
             else nn.Identity()
         )
-        self.landmark_attention = LandmarkAttention(normalize, inverse, iters, ridge)
+        self.landmark_attention = LandmarkAttention(normalize, inverse, iters, ridge, middle, rows)
 
     def attend(self, q: Tensor, k: Tensor | None, v: Tensor, size: Size) -> Tensor:
+        log_weights = None
+        if self.key_weights is not None:
+            keys = q if k is None else k
+            log_weights = (keys * ops.expand_dims(self.key_weights, 1)).sum(-1)
         q = q * self.scale
-        landmarks = self.sample(q, size)
-        if k is not None:
-            k = k * self.scale
-            landmarks = ops.cat((landmarks, self.sample(k, size)), 2)
-        return self.landmark_attention(q, k, v, self.landmark_norm(landmarks))
+        k = None if k is None else k * self.scale
+        landmarks = self.landmark_norm(self.landmarks(q, k, size))
+        return self.landmark_attention(q, k, v, landmarks, log_weights)
+
+    def landmarks(self, q: Tensor, k: Tensor | None, size: Size) -> Tensor:
+        """(B, heads, m, d), of scaled queries, of keys, or of both."""
+        if k is None or self.landmarks_of == "queries":
+            return self.sample(q, size)
+        if self.landmarks_of == "keys":
+            return self.sample(k, size)
+        return ops.cat((self.sample(q, size), self.sample(k, size)), 2)
 
     def sample(self, q: Tensor, size: Size) -> Tensor:
         """Landmarks (B, heads, m, d): the prefix, then the samples of the grid."""
@@ -183,24 +223,24 @@ class GaussianAttention(MultiHeadAttention):
 
 
 class ValueConv(nn.Cell):
-    """A depthwise convolution of the values, one kernel for all channels of a head."""
+    """A depthwise convolution of the values; the channels of a head may share a kernel."""
 
-    def __init__(self, num_heads: int, kernel_size: int) -> None:
+    def __init__(self, kernels: int, kernel_size: int) -> None:
         super().__init__()
         start = HeUniform(negative_slope=math.sqrt(5))
-        self.weight = Parameter(initializer(start, (num_heads, 1, kernel_size, kernel_size)))
+        self.weight = Parameter(initializer(start, (kernels, 1, kernel_size, kernel_size)))
 
     def construct(self, v: Tensor, size: Size) -> Tensor:
         """(B, N, dim) -> (B, N, dim)."""
         b, n, dim = v.shape
-        heads, _, kernel, _ = self.weight.shape
-        weight = self.weight.astype(v.dtype).broadcast_to((heads, dim // heads, kernel, kernel))
+        kernels, _, side, _ = self.weight.shape
+        weight = self.weight.astype(v.dtype).broadcast_to((kernels, dim // kernels, side, side))
         image = v.swapaxes(1, 2).reshape(b, dim, size[0], size[1])
         out = ops.conv2d(
             image,
-            weight.reshape(dim, 1, kernel, kernel),
+            weight.reshape(dim, 1, side, side),
             pad_mode="pad",
-            padding=kernel // 2,
+            padding=side // 2,
             groups=dim,
         )
         return out.reshape(b, dim, n).swapaxes(1, 2)
@@ -218,6 +258,16 @@ def layer_norm(dim: int, eps: float = 1e-5) -> nn.LayerNorm:
 ATTENTIONS: dict[str, Callable[..., MultiHeadAttention]] = {
     "soft": partial(SoftmaxFreeAttention, normalize=False),
     "softpp": partial(SoftmaxFreeAttention, normalize=True),
+    "softx": partial(
+        SoftmaxFreeAttention,
+        normalize=False,
+        middle="sums",
+        rows=True,
+        key_weights=True,
+        sampler="avg",
+        landmark_norm=False,
+        tie_qk=False,
+    ),
     "softmax": partial(SoftmaxAttention, tie_qk=False),
     "gaussian": GaussianAttention,
 }

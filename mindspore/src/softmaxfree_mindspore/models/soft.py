@@ -7,7 +7,7 @@ Two families carry the name. The journal's table has the softmax-free attention 
 (`soft_tiny_fudan` to `softpp_huge_fudan`), and only for it are there checkpoints.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,10 @@ from .checkpoints import load_weights
 from .position import PositionEmbedding
 
 STAGE4 = ("soft", "softmax", "gaussian")
+OF_ALL = ("qkv_bias", "value_conv_per_channel", "gate")
+"""Options that every attention has, stage 4's softmax too."""
+OPTIONS = (*OF_ALL, "middle", "rows", "key_weights", "landmarks_of", "landmark_norm")
+"""What `attention_options` may have."""
 SIDES = {4: (56, 28, 14, 7), 2: (16, 8, 4, 2)}
 """Strides of the stem, and tokens along a side of each stage at the image size it is for: 224
 pixels, or 32."""
@@ -30,7 +34,7 @@ POOLS = ("token", "avg", "")
 
 
 class Stage(nn.Cell):
-    """A patch embedding, positions, a class token in the last stage, and blocks."""
+    """A patch embedding, positions, blocks; in the last stage a class token, if there is one."""
 
     def __init__(
         self, embed: nn.Cell, dim: int, grid: Size, blocks: list[nn.Cell], class_token: bool
@@ -62,7 +66,7 @@ class Stage(nn.Cell):
 
 
 class SoftmaxFreeTransformer(nn.Cell):
-    """The pyramid: four stages of strides 4, 8, 16 and 32, the last with a class token.
+    """The pyramid: four stages of strides 4, 8, 16 and 32.
 
     Args:
         img_size: Side, or (height, width), that position embeddings are learned for. Images of
@@ -78,13 +82,16 @@ class SoftmaxFreeTransformer(nn.Cell):
         ratios: In place of `num_landmarks`: side of the window of tokens that becomes one landmark,
             in each stage, so that their number grows with the image. With both, landmarks are
             averages over what the windows give.
-        attention: `soft` or `softpp`.
+        attention: `soft`, `softpp` or `softx`.
+        attention_options: Options of that attention which are not arguments of the model, such as
+            `{"gate": True}`.
         stage4: The last stage's: `soft` for the same as in the others, `softmax`, `gaussian`.
         sampler: How landmarks are made: `conv`, `avg`, `random` or `biased`.
         inverse, iters, ridge: How the landmark matrix is inverted, see `pinv`.
         pad: `replicate` or `drop`, what becomes of sides that a ratio does not divide.
         value_conv: Sizes (odd) of the convolutions of the values, one of each stage or one for
             all; 0 for none.
+        class_token: Whether the last stage has a token beside those of the image.
         stem_stride: Stride of the first patch embedding: 4, or 2 for small images.
         mlp_ratios: Width of the hidden layers, in units of the stage's.
         act_layer: Activation in the first three stages: `gelu`, or `gelu_tanh` as released.
@@ -103,13 +110,15 @@ class SoftmaxFreeTransformer(nn.Cell):
         num_landmarks: int | None = None,
         ratios: int | Sequence[int] | None = None,
         attention: str = "softpp",
+        attention_options: Mapping[str, Any] | None = None,
         stage4: str = "soft",
-        sampler: str = "conv",
-        inverse: str = "auto",
-        iters: int = 20,
+        sampler: str | None = None,
+        inverse: str | None = None,
+        iters: int | None = None,
         ridge: float | None = None,
-        pad: str = "replicate",
+        pad: str | None = None,
         value_conv: int | Sequence[int] = (9, 5, 3, 0),
+        class_token: bool = True,
         stem_stride: int = 4,
         mlp_ratios: float | Sequence[float] = 4.0,
         act_layer: str = "gelu",
@@ -121,19 +130,26 @@ class SoftmaxFreeTransformer(nn.Cell):
         num_heads = _four("num_heads", num_heads or [max(dim // 32, 1) for dim in embed_dims])
         mlp_ratios = _four("mlp_ratios", mlp_ratios, 0)
         value_conv = _four("value_conv", value_conv, 0)
-        _one_of("attention", attention, ("soft", "softpp"))
+        _one_of("attention", attention, ("soft", "softpp", "softx"))
+        for option in attention_options or {}:
+            _one_of("an option of attention_options", option, OPTIONS)
         _one_of("stage4", stage4, STAGE4)
         _one_of("act_layer", act_layer, ACTIVATIONS)
         _one_of("global_pool", global_pool, POOLS)
         _one_of("stem_stride", stem_stride, (4, 2))
+        if global_pool == "token" and not class_token:
+            raise ValueError("global_pool='token' needs a class token, and the model has none")
         if ratios is None:
             num_landmarks = NUM_LANDMARKS if num_landmarks is None else num_landmarks
             ratios = [window_ratio(side, num_landmarks) for side in SIDES[stem_stride]]
         ratios = _four("ratios", ratios)
-        options = {
+        arguments = {
             "sampler": sampler, "num_landmarks": num_landmarks, "inverse": inverse,
             "iters": iters, "ridge": ridge, "pad": pad,
         }  # fmt: skip
+        options = {name: value for name, value in arguments.items() if value is not None}
+        options |= attention_options or {}
+        of_all = {name: value for name, value in options.items() if name in OF_ALL}
 
         self.in_chans, self.global_pool = in_chans, global_pool
         rates = iter(_spread_drop_path(drop_path_rate, sum(depths)))
@@ -143,8 +159,8 @@ class SoftmaxFreeTransformer(nn.Cell):
             for stride in strides:
                 grid = (-(-grid[0] // stride), -(-grid[1] // stride))
             last = i == 3
-            exact = last and stage4 != "soft"
-            name, own = (stage4, {}) if exact else (attention, {"ratio": ratios[i], **options})
+            exact, prefix = last and stage4 != "soft", int(last and class_token)
+            name, own = (stage4, of_all) if exact else (attention, {"ratio": ratios[i], **options})
             kind, eps, act = (
                 (PreNormBlock, 1e-6, "gelu") if last else (PostNormBlock, 1e-5, act_layer)
             )
@@ -154,12 +170,12 @@ class SoftmaxFreeTransformer(nn.Cell):
                     dim,
                     num_heads[i],
                     value_conv=value_conv[i] or None,
-                    prefix_tokens=int(last),
+                    prefix_tokens=prefix,
                     **own,
                 )
                 blocks.append(kind(layer, dim, mlp_ratios[i], act, next(rates), eps))
             embed = conv_embedding(embed_dims[i - 1] if i else in_chans, dim, strides)
-            stages.append(Stage(embed, dim, grid, blocks, class_token=last))
+            stages.append(Stage(embed, dim, grid, blocks, class_token=prefix > 0))
         self.stages = nn.CellList(stages)
         self.norm = layer_norm(embed_dims[3], 1e-6)
         self.head_drop = nn.Dropout(p=drop_rate)
@@ -176,7 +192,7 @@ class SoftmaxFreeTransformer(nn.Cell):
         return maps
 
     def forward_tokens(self, x: Tensor) -> Tensor:
-        """Images (B, in_chans, H, W) -> tokens (B, 1 + N, dim) of the last stage."""
+        """Images (B, in_chans, H, W) -> tokens (B, prefix + N, dim) of the last stage."""
         self._check(x)
         for stage in self.stages[:-1]:
             tokens, size = stage(x)
@@ -184,7 +200,7 @@ class SoftmaxFreeTransformer(nn.Cell):
         return self.stages[-1](x)[0]
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Images (B, in_chans, H, W) -> normalised tokens (B, 1 + N, dim)."""
+        """Images (B, in_chans, H, W) -> normalised tokens (B, prefix + N, dim)."""
         return self.norm(self.forward_tokens(x))
 
     def construct(self, x: Tensor) -> Tensor:
@@ -193,7 +209,7 @@ class SoftmaxFreeTransformer(nn.Cell):
         if self.global_pool == "token":
             x = x[:, 0]
         elif self.global_pool == "avg":
-            x = x[:, 1:].mean(1)
+            x = x[:, self.stages[-1].prefix_tokens :].mean(1)
         return self.head(self.head_drop(x))
 
     def _check(self, x: Tensor) -> None:
@@ -211,15 +227,13 @@ def create_model(
         checkpoint_path: .safetensors file of softmaxfree's, see `load_weights`.
         arguments: Of `SoftmaxFreeTransformer`, in place of the name's.
     """
-    attention, _, size = name.partition("_")
     if name not in list_models():
         raise ValueError(f"unknown model {name!r}; choose one of {', '.join(list_models())}")
-    known = {"attention": attention} | SIZES[size]
+    design, size = name.split("_", 1)
+    known = _merged(SIZES[size], DESIGNS[design], arguments)
     if size.endswith("_fudan"):
-        known |= _as_released(arguments.get("attention", attention))
-    if arguments.keys() & {"ratios", "num_landmarks"}:  # these replace each other
-        known.pop("ratios", None)
-    model = SoftmaxFreeTransformer(**(known | arguments))
+        known = _merged(_as_released(known["attention"]), known)
+    model = SoftmaxFreeTransformer(**known)
     if checkpoint_path is not None:
         load_weights(model, checkpoint_path)
     return model.set_train(False)
@@ -227,19 +241,43 @@ def create_model(
 
 def list_models() -> list[str]:
     """Names that `create_model` takes."""
-    return [f"{attention}_{size}" for attention in ("soft", "softpp") for size in SIZES]
+    paper = [f"{design}_{size}" for design in ("soft", "softpp") for size in SIZES]
+    return [*paper, "softx_nano"]
+
+
+def _merged(*tables: dict[str, Any]) -> dict[str, Any]:
+    """All arguments, the last table's first; `ratios` and `num_landmarks` replace each other."""
+    merged: dict[str, Any] = {}
+    for table in tables:
+        if table.keys() & {"ratios", "num_landmarks"}:
+            merged.pop("ratios", None)
+            merged.pop("num_landmarks", None)
+        merged |= table
+    return merged
 
 
 def _as_released(attention: str) -> dict[str, Any]:
     """Softmax in stage 4, tanh-GELU, and landmarks and inverse as the weights were trained."""
-    return {
-        "stage4": "softmax",
-        "act_layer": "gelu_tanh",
-        "ratios": (8, 4, 2, 1),
-        "inverse": "damped" if attention == "soft" else "backtrack",
-        "pad": "drop",
-    }
+    arguments = {"stage4": "softmax", "act_layer": "gelu_tanh", "ratios": (8, 4, 2, 1)}
+    inverses = {"soft": "damped", "softpp": "backtrack"}
+    if attention in inverses:
+        arguments |= {"inverse": inverses[attention], "pad": "drop"}
+    return arguments
 
+
+DESIGNS: dict[str, dict[str, Any]] = {
+    "soft": {"attention": "soft"},
+    "softpp": {"attention": "softpp"},
+    "softx": {
+        "attention": "softx",
+        "attention_options": {"gate": True, "value_conv_per_channel": True},
+        "global_pool": "avg",
+        "class_token": False,
+        "num_landmarks": 16,
+        "mlp_ratios": 3.25,
+    },
+}
+"""What the first word of a name stands for: the paper's two, and softx."""
 
 SIZES: dict[str, dict[str, Any]] = {
     "nano": {
