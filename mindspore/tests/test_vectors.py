@@ -23,7 +23,7 @@ from softmaxfree_mindspore.digits import load_digits, permutation
 from softmaxfree_mindspore.layers.samplers import SAMPLERS
 from softmaxfree_mindspore.models.checkpoints import load_arrays, state_arrays, torch_name
 from softmaxfree_mindspore.models.position import PositionEmbedding, resize_grid
-from softmaxfree_mindspore.models.soft import DESIGNS, SIZES
+from softmaxfree_mindspore.models.soft import DESIGNS, NANO_SOFTX, SIZES
 from softmaxfree_mindspore.train import (
     RECIPE,
     decayed,
@@ -211,7 +211,7 @@ def test_tables(vectors: Arrays) -> None:
     tables = {name: inputs.decoded(array) for name, array in below(vectors, "tables/").items()}
     defaults = tables["defaults"]
     assert json.loads(json.dumps(SIZES)) == tables["sizes"]
-    assert json.loads(json.dumps(DESIGNS)) == tables["designs"]
+    assert json.loads(json.dumps(DESIGNS | {"softx_nano": NANO_SOFTX})) == tables["designs"]
     assert sorted(list_models()) == tables["names"]
     for function in (pinv, softmax_free_attention, SoftmaxFreeTransformer, SoftmaxFreeAttention):
         for name, parameter in inspect.signature(function).parameters.items():

@@ -30,7 +30,7 @@ from softmaxfree.files import recipe
 from softmaxfree.layers.samplers import SAMPLERS
 from softmaxfree.models.checkpoints import resize_grid
 from softmaxfree.models.soft import SoftmaxFreeTransformer
-from softmaxfree.models.variants import DESIGNS, SIZES
+from softmaxfree.models.variants import DESIGNS, NANO_SOFTX, SIZES
 from softmaxfree.tasks import Classification
 from softmaxfree.tasks.ema import MovingAverage
 
@@ -239,7 +239,7 @@ def tables() -> Arrays:
     found["SoftmaxFreeAttention"] = defaults(softmaxfree.SoftmaxFreeAttention)
     return {
         "tables/sizes": inputs.encoded(SIZES),
-        "tables/designs": inputs.encoded(DESIGNS),
+        "tables/designs": inputs.encoded(DESIGNS | {"softx_nano": NANO_SOFTX}),
         "tables/names": inputs.encoded(sorted(timm.list_models(module="variants"))),
         "tables/defaults": inputs.encoded(found),
     }

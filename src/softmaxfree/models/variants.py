@@ -52,7 +52,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 """What the rest of a name stands for: nano, the journal's table, the authors' release."""
 
-_NANO_SOFTX = {"num_landmarks": 16, "mlp_ratios": 3.25}
+NANO_SOFTX = {"num_landmarks": 16, "mlp_ratios": 3.25}
 """As many landmarks as `softpp_nano` has of 32 x 32 pixels, and its multiply-adds."""
 
 PUBLISHED: dict[str, Path] = {
@@ -93,9 +93,8 @@ default_cfgs = generate_default_cfgs(
 def _create(name: str, pretrained: bool, **kwargs: Any) -> SoftmaxFreeTransformer:
     """The model of that name, with some of its arguments replaced."""
     design, size = name.split("_", 1)
-    arguments = _merged(SIZES[size], DESIGNS[design], kwargs)
-    if name == "softx_nano":
-        arguments = _merged(arguments, _NANO_SOFTX, kwargs)
+    nano = NANO_SOFTX if name == "softx_nano" else {}
+    arguments = _merged(SIZES[size], DESIGNS[design], nano, kwargs)
     if size.endswith("_fudan"):
         arguments = _merged(_as_released(arguments["attention"]), arguments)
     return build_model_with_cfg(

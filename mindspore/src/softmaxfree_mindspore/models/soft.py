@@ -230,7 +230,8 @@ def create_model(
     if name not in list_models():
         raise ValueError(f"unknown model {name!r}; choose one of {', '.join(list_models())}")
     design, size = name.split("_", 1)
-    known = _merged(SIZES[size], DESIGNS[design], arguments)
+    nano = NANO_SOFTX if name == "softx_nano" else {}
+    known = _merged(SIZES[size], DESIGNS[design], nano, arguments)
     if size.endswith("_fudan"):
         known = _merged(_as_released(known["attention"]), known)
     model = SoftmaxFreeTransformer(**known)
@@ -241,8 +242,12 @@ def create_model(
 
 def list_models() -> list[str]:
     """Names that `create_model` takes."""
-    paper = [f"{design}_{size}" for design in ("soft", "softpp") for size in SIZES]
-    return [*paper, "softx_nano"]
+    return [
+        f"{design}_{size}"
+        for design in DESIGNS
+        for size in SIZES
+        if design != "softx" or not size.endswith("_fudan")
+    ]
 
 
 def _merged(*tables: dict[str, Any]) -> dict[str, Any]:
@@ -273,11 +278,14 @@ DESIGNS: dict[str, dict[str, Any]] = {
         "attention_options": {"gate": True, "value_conv_per_channel": True},
         "global_pool": "avg",
         "class_token": False,
-        "num_landmarks": 16,
-        "mlp_ratios": 3.25,
+        "num_landmarks": 49,
+        "mlp_ratios": 3.0,
     },
 }
 """What the first word of a name stands for: the paper's two, and softx."""
+
+NANO_SOFTX = {"num_landmarks": 16, "mlp_ratios": 3.25}
+"""As many landmarks as `softpp_nano` has of 32 x 32 pixels, and its multiply-adds."""
 
 SIZES: dict[str, dict[str, Any]] = {
     "nano": {
