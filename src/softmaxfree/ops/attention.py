@@ -29,6 +29,9 @@ _LEAST_SUM = 1e-3
 """Sums of rows are at least this, in units of the largest weight of a key. With an inverse S may
 have negative entries, and sums near 0 or below; such rows are divided by this and stay bounded."""
 
+Tokens = tuple[Tensor, Tensor | None, Tensor]
+"""Queries; keys, or None if they are the queries; values."""
+
 _TOKENS_OF_AN_IMAGE = 4096
 """Minimum heads x tokens for processing images one at a time."""
 
@@ -181,20 +184,9 @@ def landmark_attention(
     own_scale = scale if landmark_scale is None else landmark_scale
     if middle == "sums":
         landmarks = _rescaled(landmarks, own_scale, scale)
-        if landmark_mask is None and all(is_readable(x) for x in (q, k, v, landmarks)):
-            weighted = _with_weights(values, log_weights, mask)
-            tokens = _by_image(leading, queries, keys, weighted)
-            with without_autocast(queries):
-                out = nystrom(*tokens, _stacked(landmarks, leading), None, None, scale)
-            out = out.reshape(*leading, *out.shape[-2:])
-            sums = out[..., -1:]
-            if sums.detach().amin() > LEAST:  # not where all landmarks are far, or not a number
-                return (out[..., :-1] / sums).to(v.dtype)
-        given = (queries, queries if keys is None else keys, values, landmarks)
-        q, k, values, landmarks = (x.expand(*leading, -1, -1) for x in given)
         with without_autocast(queries):
-            out = smoothing_attention(
-                q, k, values, landmarks, scale, log_weights, mask, landmark_mask
+            out = _without_inverse(
+                (queries, keys, values), landmarks, leading, scale, log_weights, mask, landmark_mask
             )
         return out.to(v.dtype)
     if rows:
@@ -213,6 +205,35 @@ def landmark_attention(
     if rows:
         out = out[..., :-1] / out[..., -1:].clamp(min=_LEAST_SUM)
     return out.to(v.dtype)
+
+
+def _without_inverse(
+    tokens: Tokens,
+    landmarks: Tensor,
+    leading: torch.Size,
+    scale: float,
+    log_weights: Tensor | None,
+    mask: Tensor | None,
+    landmark_mask: Tensor | None,
+) -> Tensor:
+    """Z = diag(P_k^T w)^-1, with rows divided by their sums: in tiles, as with an inverse.
+
+    The kernel's values may all be 0 for a query or a landmark that is far from the others. Softmax,
+    which takes longer, has no such limit.
+    """
+    q, k, v = tokens
+    given = [x for x in (*tokens, landmarks) if x is not None]
+    if landmark_mask is None and all(map(is_readable, given)):
+        images = _by_image(leading, q, k, _with_weights(v, log_weights, mask))
+        out = nystrom(*images, _stacked(landmarks, leading), None, None, scale)
+        out = out.reshape(*leading, *out.shape[-2:])
+        sums = out[..., -1:]
+        if sums.detach().amin() > LEAST:  # false if it is not a number
+            return out[..., :-1] / sums
+    q, k, v, landmarks = (
+        x.expand(*leading, -1, -1) for x in (q, q if k is None else k, v, landmarks)
+    )
+    return smoothing_attention(q, k, v, landmarks, scale, log_weights, mask, landmark_mask)
 
 
 def _stacked(matrices: Tensor, leading: torch.Size) -> Tensor:
@@ -250,10 +271,6 @@ def _with_weights(values: Tensor, log_weights: Tensor | None, mask: Tensor | Non
         weights = (log_weights - largest.nan_to_num(neginf=0.0)).exp().unsqueeze(-1)
         values = values * weights
     return torch.cat([values, weights.expand(*values.shape[:-1], 1)], -1)
-
-
-Tokens = tuple[Tensor, Tensor | None, Tensor]
-"""Queries; keys, or None if they are the queries; values."""
 
 
 def _by_image(leading: torch.Size, q: Tensor, k: Tensor | None, v: Tensor) -> Tokens:
