@@ -25,6 +25,7 @@ PACKAGE = {"markerfacecolor": "white", "linestyle": "--"}
 LOOKS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "softpp": ("#0072B2", "o", METHOD),
     "soft": ("#56B4E9", "s", METHOD),
+    "softx": ("#882255", "h", METHOD),
     "softmax": ("#000000", "^", METHOD),
     "linformer": ("#D55E00", "v", METHOD),
     "performer": ("#E69F00", "D", METHOD),

@@ -25,7 +25,7 @@ from .smoothing import smoothing_attention
 MIDDLES = ("inverse", "sums")
 """What Z is: the inverse of the landmarks' kernel matrix, or one over the sums of P_k^T w."""
 
-_LEAST_SUM = 1e-3
+LEAST_SUM = 1e-3
 """Sums of rows are at least this, in units of the largest weight of a key. With an inverse S may
 have negative entries, and sums near 0 or below; such rows are divided by this and stay bounded."""
 
@@ -189,7 +189,7 @@ def landmark_attention(
             )
         return out.to(v.dtype)
     if rows:
-        values = _with_weights(values, log_weights, mask)
+        values = with_weights(values, log_weights, mask)
 
     def stack(tensor: Tensor) -> Tensor:
         return tensor.expand(*leading, -1, -1).reshape(-1, *tensor.shape[-2:])
@@ -206,7 +206,7 @@ def landmark_attention(
             out = nystrom(*tokens, landmarks, stack(z), None, scale)
     out = out.reshape(*leading, *out.shape[-2:])
     if rows:
-        out = out[..., :-1] / out[..., -1:].clamp(min=_LEAST_SUM)
+        out = out[..., :-1] / out[..., -1:].clamp(min=LEAST_SUM)
     return out.to(v.dtype)
 
 
@@ -228,7 +228,7 @@ def _check_weights(log_weights: Tensor, leading: torch.Size, keys: int, divided:
         raise ValueError(f"log_weights must be {expected}, got {tuple(log_weights.shape)}")
 
 
-def _with_weights(values: Tensor, log_weights: Tensor | None, mask: Tensor | None) -> Tensor:
+def with_weights(values: Tensor, log_weights: Tensor | None, mask: Tensor | None) -> Tensor:
     """[w v, w] for weights w: (..., l, e) -> (..., l, e + 1). The largest weight is 1."""
     if log_weights is None:
         ones = torch.ones_like(values[..., :1])

@@ -83,7 +83,8 @@ def _row(name: str, arguments: dict[str, Any], paper: Row) -> Row:
 
     model = timm.create_model(name, **arguments)
     found = cost(model, *model.default_cfg["input_size"])
-    (inverse,) = {x.inverse for x in model.modules() if isinstance(x, SoftmaxFreeAttention)}
+    attentions = (x for x in model.modules() if isinstance(x, SoftmaxFreeAttention))
+    (inverse,) = {None if x.middle == "sums" else x.inverse for x in attentions}
     return {
         "model": name,
         "arguments": arguments,
