@@ -118,7 +118,8 @@ def test_every_example_of_attentions_runs_alone(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_page_of_figures_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_examples("docs/figures.md")["rows"].shape == (2, 16, 16)
+    with pytest.warns(UserWarning, match="switched off"):
+        assert run_examples("docs/figures.md")["rows"].shape == (2, 16, 16)
     assert "stages.0.blocks.0.attention" in capsys.readouterr().out
 
 

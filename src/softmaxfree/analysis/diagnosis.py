@@ -343,9 +343,8 @@ def _no_inverse(layers: Sequence[LayerDiagnosis]) -> Iterator[str]:
 def _switched_off(layers: Sequence[LayerDiagnosis], size: tuple[int, int]) -> Iterator[str]:
     off = [layer for layer in layers if layer.passes.mean < LEAST_PASSED]
     if off:
-        named = ", ".join(f"{layer.name} ({layer.passes.mean:.1%})" for layer in off)
+        named = ", ".join(f"{layer.name} ({100 * layer.passes.mean:.2g} %)" for layer in off)
         yield (
             f"at {by(size)} pixels attention is switched off in {len(off)} of {len(layers)} "
-            f"layers, which pass less than {LEAST_PASSED:.0%} of their values' magnitude: "
-            f"{named}"
-        ).replace("%", " %")
+            f"layers, which pass less than a tenth of their values' magnitude: {named}"
+        )
