@@ -203,6 +203,11 @@ def test_a_model_of_unknown_size() -> None:
         assert diagnose(Wrapped(), images, trained_size=(3, 4)).trained_size == (3, 4)
 
 
+def test_positions_by_convolution_have_no_size() -> None:
+    diagnosis = diagnose(build("softx_nano", position="conv"), natural(16, 1))
+    assert (diagnosis.trained_size, diagnosis.agreement) == (None, None)
+
+
 def test_printed_it_is_a_table() -> None:
     title, header, *lines, warning = str(
         diagnose(build("softpp_nano"), natural(32, 1))
