@@ -21,13 +21,12 @@ from torch.nn import functional as F
 from softmaxfree import diagnose, softmax_free_attention
 from softmaxfree.data.image_files import load_image
 from softmaxfree.data.sources import Digits
-from softmaxfree.environment import command_line
 from softmaxfree.lab.results import Column, Page, Row, columns, publish, result
 from softmaxfree.models.weights import find_weights
 from softmaxfree.tasks.predict import Classifier
 
 Images = Sequence[Image.Image]
-CIFAR10 = ("softpp_nano.cifar10", "soft_nano.cifar10", "softx_nano.cifar10")
+CIFAR10 = ("softpp_nano.cifar10", "soft_nano.cifar10")
 SIZES = (32, 48, 64, 96, 128)
 FOUND = 0.05
 """The share of a model's own held-out images that a threshold takes for something else."""
@@ -201,7 +200,7 @@ def main() -> None:
     warnings.simplefilter("ignore")  # diagnose's, which are what is measured
     torch.set_num_threads(1)
     rows = [{"kind": kind, **row} for kind, measure in KINDS.items() for row in measure()]
-    publish(Path("results/limits"), result(command_line(), rows), page)
+    publish(Path("results/limits"), result("python scripts/limits.py", rows), page)
 
 
 if __name__ == "__main__":

@@ -187,6 +187,7 @@ def test_models_lists_every_backbone_beside_the_papers_figures() -> None:
     variants = family._variants()
     assert [(row["model"], row["arguments"]) for row in rows] == [row[:2] for row in variants]
     assert rows[0] == family._row(*variants[0])
+    assert family._row("softx_nano", {}, {})["inverse"] is None
     found = {row["model"]: row for row in rows if not row["arguments"]}
     assert set(found) == set(timm.list_models("soft*"))
     for name, millions in {"tiny": 1.94, "small": 6.40, "medium": 7.40, "large": 11.25}.items():

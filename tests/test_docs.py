@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import alive
 import pytest
 import yaml
 from publish import card
 
 import softmaxfree
+from softmaxfree.lab.results import Table, read
 from softmaxfree.layers.registry import ATTENTIONS
 from softmaxfree.models.variants import PUBLISHED
 
@@ -117,8 +119,17 @@ def test_every_example_of_attentions_runs_alone(monkeypatch: pytest.MonkeyPatch)
         exec(code, {"__name__": "example"})
 
 
+def test_the_table_of_switched_off_attentions_is_the_measured_one() -> None:
+    _, table = alive.page(read(ROOT / "results/alive.json")).parts
+    assert isinstance(table, Table)
+    text = (ROOT / "docs/method.md").read_text()
+    for _, *cells in table.rows:
+        assert f"| {' | '.join(cells)}".rstrip(" |") in text
+
+
 def test_the_page_of_figures_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_examples("docs/figures.md")["rows"].shape == (2, 16, 16)
+    with pytest.warns(UserWarning, match="switched off"):
+        assert run_examples("docs/figures.md")["rows"].shape == (2, 16, 16)
     assert "stages.0.blocks.0.attention" in capsys.readouterr().out
 
 

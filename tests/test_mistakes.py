@@ -254,7 +254,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "images must be (B, channels, H, W), got shape (3, 8, 8)": lambda: diagnose(
         nano(), rand(3, 8, 8)
     ),
-    "ResNet has no softmax-free attention": lambda: diagnose(
+    "ResNet has no attention of this package": lambda: diagnose(
         timm.create_model("resnet10t"), rand(1, 3, 8, 8)
     ),
     "trained_size must be .*, got 0": lambda: diagnose(nano(), rand(1, 3, 8, 8), trained_size=0),

@@ -58,6 +58,7 @@ def refused_rows(model: nn.Module, images: Tensor) -> None:
         attention_rows(model, images[0], (99, 0), -1)
 
 
+@pytest.mark.filterwarnings("ignore:.*switched off")
 @pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
 @pytest.mark.parametrize(
     ("attention", "use"),
@@ -66,6 +67,7 @@ def refused_rows(model: nn.Module, images: Tensor) -> None:
         ("softpp", rows),
         ("softpp", refused_rows),
         ("softpp", diagnose),
+        ("softx", diagnose),
         ("performer", rows),
     ],
 )
@@ -108,6 +110,8 @@ def test_factors_give_what_the_layer_gives(normalize: bool, tied: bool) -> None:
     m = 9 if tied else 18
     assert factors.P.shape == factors.P_keys.shape == (2, 2, 30, m)
     assert (factors.P_keys is factors.P) == tied
+    assert factors.A is not None
+    assert factors.A_inverse is not None
     assert factors.A.shape == factors.A_inverse.shape == (2, 2, m, m)
     identity = torch.eye(m, dtype=torch.float64)
     assert (

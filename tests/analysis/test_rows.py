@@ -44,6 +44,45 @@ def matrix(record: AttentionRecord) -> Tensor:
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["all", "masked"])
+@pytest.mark.parametrize("prefix", [0, 1], ids=["grid", "prefix"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"middle": "inverse"},
+        {"middle": "inverse", "normalize": True, "tie_qk": True, "key_weights": False},
+        {"landmarks_of": "both", "tie_qk": True},
+    ],
+    ids=str,
+)
+def test_factors_of_softx_are_those_of_its_matrix(
+    options: dict[str, Any], prefix: int, masked: bool
+) -> None:
+    layer, count = build("softx", prefix_tokens=prefix, **options), prefix + 5 * 4
+    if layer.key_weights is not None:
+        nn.init.normal_(layer.key_weights)
+    mask = torch.arange(count).expand(2, -1) % 7 < 4 if masked else None
+    record = record_of(layer, 2 * tokens(2, count, DIM), (5, 4), mask=mask)
+    factors, queries = record.factors(), list(range(count))
+    rows = factors.rows(queries)
+    assert relative_error(rows, record.rows_by_gradient(queries)) < 1e-9
+    assert relative_error(factors.attend(record.v), rows @ record.v) < 1e-9
+    inverted = "middle" in options
+    assert (factors.A is not None) == (factors.A_inverse is not None) == inverted
+    if not inverted:
+        torch.testing.assert_close(rows.sum(-1), torch.ones_like(rows[..., 0]))
+
+
+def test_factors_of_softx_do_not_underflow() -> None:
+    """Tokens so far apart that all kernels are 0 in float32."""
+    layer = build("softx").float()
+    record = record_of(layer, 300 * tokens(1, 21, DIM, dtype=torch.float32), (5, 4))
+    rows = record.factors().rows(range(21))
+    torch.testing.assert_close(rows.sum(-1), torch.ones_like(rows[..., 0]))
+    assert (rows - record.rows_by_gradient(range(21))).abs().max() < 1e-2
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["all", "masked"])
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_rows_are_those_of_the_matrix(name: str, masked: bool) -> None:
     layer, x = build(name), tokens(2, 1 + 5 * 4, DIM)

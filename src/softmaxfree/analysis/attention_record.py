@@ -40,11 +40,11 @@ class AttentionRecord:
     """Whether the layer was in training mode."""
 
     def factors(self) -> Factors:
-        """Computes P, A, D and the inverse, of SOFT and SOFT++ only."""
+        """Computes P, Z and what Z is made of, of SOFT, SOFT++ and softx only."""
         if not isinstance(self.attention, SoftmaxFreeAttention):
             raise UserError(
                 f"layer {self.name!r} is {type(self.attention).__name__}, without the factors P, A "
-                "and D; SOFT and SOFT++ have them"
+                "and D; SOFT, SOFT++ and softx have them"
             )
         self._check_mode()
         return factors_of(self.attention, self.q, self.k, self.layout)
@@ -58,7 +58,7 @@ class AttentionRecord:
 
         Returns:
             (B, heads, len(queries), L) or, of one head, (B, len(queries), L), the prefix first.
-            Attentions other than SOFT and SOFT++ need `rows_by_gradient`.
+            Attentions without factors need `rows_by_gradient`.
         """
         count, heads = self.q.shape[-2], self.q.shape[1]
         for query in queries:

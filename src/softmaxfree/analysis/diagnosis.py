@@ -1,4 +1,8 @@
-"""The health of softmax-free attention: condition numbers, spectral norms, residuals, agreement.
+"""The health of attention: what it passes, condition numbers, norms, residuals, agreement.
+
+An attention can be switched off: a trained model may have learned to do without it, and whatever is
+varied in it then shows nothing. The magnitude of S v relative to that of v tells (the table in
+docs/method.md).
 
 SOFT sums over tokens, and a larger image has more of them. Attention among the landmarks, A Z A,
 shows the effect: for SOFT its spectral norm is |A|, between 1 and m, and a model trained at one
@@ -40,6 +44,9 @@ weights of the package, at 1.5 to 4 times the side, accuracy was this share to 5
 MOST_RESIDUAL = 1e-2
 """Warn if |B X B - B| / |B| of a computed inverse X of B is larger."""
 
+LEAST_PASSED = 0.1
+"""An attention that passes less of its values' magnitude counts as switched off."""
+
 _NAME = 28
 """Columns of a layer's name in a table."""
 
@@ -53,39 +60,51 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerDiagnosis:
-    """One layer of softmax-free attention, S = P Z P^T with Z = A^+ or D^-1/2 A^+ D^-1/2."""
+    """One layer of attention; a head's result is S v.
+
+    What an attention does not have is None: SOFT and SOFT++, S = P Z P^T with Z = A^+ or
+    D^-1/2 A^+ D^-1/2, have all of it, softx has no inverse, others no landmarks.
+    """
 
     name: str
-    normalize: bool
-    """SOFT++ if true, SOFT if not."""
     tokens: int
     """n, the rows of S."""
-    num_landmarks: int
-    """m, the rows of A."""
-    eigenvalues: tuple[float, float]
-    """The smallest and the largest of A, of all images and heads."""
-    condition: Spread
-    """Condition number of A."""
-    ridged_condition: Spread
-    """Condition number of A plus the layer's ridge, the matrix that is inverted."""
-    inverse_norm: Spread
-    """|A^+|, the spectral norm of the inverse as the layer computes it."""
-    middle_norm: Spread
-    """|Z|; for SOFT the same as |A^+|."""
-    landmark_attention_norm: Spread
-    """|A Z A|, the norm of attention among the landmarks."""
-    norm: Spread
+    passes: Spread
+    """|S v| / |v|, root mean squares over tokens and channels: the attention alone, before the
+    value convolution, the gate and the projection."""
+    unevenness: Spread
+    """How far rows of S are from uniform: the total variation distance between |row|, divided by
+    its sum, and equal weights, the mean over 16 rows. 0 if all weights are equal, 1 - 1 / n if one
+    key has all of it."""
+    num_landmarks: int | None = None
+    """m, the columns of P."""
+    norm: Spread | None = None
     """|S|."""
-    residual: Spread
+    normalize: bool | None = None
+    """SOFT++ if true, SOFT if not."""
+    eigenvalues: tuple[float, float] | None = None
+    """The smallest and the largest of A, of all images and heads."""
+    condition: Spread | None = None
+    """Condition number of A."""
+    ridged_condition: Spread | None = None
+    """Condition number of A plus the layer's ridge, the matrix that is inverted."""
+    inverse_norm: Spread | None = None
+    """|A^+|, the spectral norm of the inverse as the layer computes it."""
+    middle_norm: Spread | None = None
+    """|Z|; for SOFT the same as |A^+|."""
+    landmark_attention_norm: Spread | None = None
+    """|A Z A|, the norm of attention among the landmarks; None if rows are divided by sums."""
+    residual: Spread | None = None
     """|B X B - B| / |B| of the inverse X that the layer computes, with B = A plus its ridge, in
     Frobenius norms."""
-    growth: float | None
+    growth: float | None = None
     """Mean |A Z A| divided by its value at the trained size; None if that size is unknown."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The result of `diagnose`; prints as a table of the largest values."""
+    """The result of `diagnose`; prints as a table: means of the columns "passes"
+    and "uneven", the largest values of the others."""
 
     size: tuple[int, int]
     """(height, width) of the images."""
@@ -101,13 +120,17 @@ class Diagnosis:
 
     def __str__(self) -> str:
         trained = "an unknown size" if self.trained_size is None else by(self.trained_size)
+        columns = [
+            [f"{text:>{width}}" for text in (title, *map(show, self.layers))]
+            for title, (width, show) in _COLUMNS.items()
+            if any(map(show, self.layers))
+        ]
+        names = [f"{_shown(name):{_NAME}}" for name in ("layer", *(x.name for x in self.layers))]
         lines = [
             f"images of {by(self.size)} pixels, model trained at {trained}{self._agreement()}",
-            _line("layer", *_COLUMNS),
-            *(_line(layer.name, *(cell(layer) for cell in _COLUMNS.values()))
-              for layer in self.layers),
+            *("".join(cells) for cells in zip(names, *columns)),
             *(f"warning: {sentence}" for sentence in self.warnings),
-        ]  # fmt: skip
+        ]
         return "\n".join(lines)
 
     def _agreement(self) -> str:
@@ -116,18 +139,27 @@ class Diagnosis:
         return f"; the same class at both for {self.agreement:.0%}".replace("%", " % of them")
 
 
-_COLUMNS: dict[str, Callable[[LayerDiagnosis], str]] = {
-    "n": lambda layer: str(layer.tokens),
-    "m": lambda layer: str(layer.num_landmarks),
-    "cond A": lambda layer: f"{layer.condition.max:.3g}",
-    "|A^+|": lambda layer: f"{layer.inverse_norm.max:.3g}",
-    "|Z|": lambda layer: f"{layer.middle_norm.max:.3g}",
-    "|AZA|": lambda layer: f"{layer.landmark_attention_norm.max:.3g}",
-    "growth": lambda layer: "" if layer.growth is None else f"{layer.growth:.3g}",
-    "|S|": lambda layer: f"{layer.norm.max:.3g}",
-    "residual": lambda layer: f"{layer.residual.max:.1e}",
+_COLUMNS: dict[str, tuple[int, Callable[[LayerDiagnosis], str]]] = {
+    "n": (6, lambda layer: str(layer.tokens)),
+    "m": (5, lambda layer: str(layer.num_landmarks or "")),
+    "passes": (8, lambda layer: f"{layer.passes.mean:.3f}"),
+    "uneven": (8, lambda layer: f"{layer.unevenness.mean:.3f}"),
+    "|S|": (8, lambda layer: _largest(layer.norm)),
+    "cond A": (9, lambda layer: _largest(layer.condition)),
+    "|AZA|": (8, lambda layer: _largest(layer.landmark_attention_norm)),
+    "growth": (8, lambda layer: "" if layer.growth is None else f"{layer.growth:.3g}"),
+    "residual": (9, lambda layer: _largest(layer.residual, ".1e")),
 }
-"""Columns of the table, and what they show of a layer."""
+"""Columns of the table, their widths, and what they show of a layer; one that shows nothing of any
+layer is left out. The widest table has 97 columns."""
+
+
+def _shown(name: str) -> str:
+    return name if len(name) <= _NAME else "..." + name[3 - _NAME :]
+
+
+def _largest(spread: Spread | None, digits: str = ".3g") -> str:
+    return "" if spread is None else format(spread.max, digits)
 
 
 def diagnose(
@@ -135,18 +167,19 @@ def diagnose(
     images: Tensor,
     trained_size: int | Sequence[int] | None = None,
 ) -> Diagnosis:
-    """Measures condition numbers, norms and residuals of softmax-free attention on images.
+    """Measures what every attention of a model makes of images, and whether it is sound.
 
         print(diagnose(model, images))
 
     It warns, in the result and once by a `UserWarning`, if values are not finite, if images get
     another class, or A Z A another norm, than at the resolution of training (the same images are
-    resized for the comparison), and if a computed inverse has a large residual. It cannot tell
-    whether the classes at the trained size are right, nor how a model without logits does.
+    resized for the comparison), if a computed inverse has a large residual, and if an attention is
+    switched off: it passes less than a tenth of its values' magnitude. It cannot tell whether the
+    classes at the trained size are right, nor how a model without logits does.
 
     Args:
-        model: With SOFT or SOFT++ in some of its layers, run in evaluation mode; or trained weights
-            as `softmaxfree.models.weights.find_weights` takes them, such as softpp_nano.cifar10.
+        model: With attentions of this package, run in evaluation mode; or trained weights as
+            `softmaxfree.models.weights.find_weights` takes them, such as softpp_nano.cifar10.
         images: (B, channels, H, W), normalised as the model expects them; some dozens of them show
             whether classes change.
         trained_size: Side, or (height, width), of the images the model was trained with; if not
@@ -160,11 +193,6 @@ def diagnose(
     check_floating(images=images)
     if images.ndim != 4 or images.numel() == 0:
         raise UserError(f"images must be (B, channels, H, W), got shape {shape(images)}")
-    if not any(isinstance(module, SoftmaxFreeAttention) for module in model.modules()):
-        raise UserError(
-            f"{type(model).__name__} has no softmax-free attention to diagnose; pass a model with "
-            "SOFT or SOFT++"
-        )
     size = pair(images.shape[-2:], "images")
     trained = _trained_size(model) if trained_size is None else pair(trained_size, "trained_size")
     with evaluating(model):
@@ -173,17 +201,18 @@ def diagnose(
         if trained not in (None, size):
             resized = F.interpolate(images, trained, mode="bilinear", antialias=True)
             usual, usual_classes = _measure(model, resized)
+        if trained is None:
+            usual, usual_classes = {}, None
+        layers = tuple(_summary(layer, usual.get(name)) for name, layer in measured.items())
     agreement = None
-    if trained is None:
-        usual = {}
-    elif classes is not None and usual_classes is not None:
+    if classes is not None and usual_classes is not None:
         agreement = (classes == usual_classes).float().mean().item()
-    layers = tuple(_summary(layer, usual.get(name)) for name, layer in measured.items())
     sentences = (
         *_not_finite(layers),
         *_other_classes(agreement, size, trained),
         *_resolution(layers, size, trained),
         *_no_inverse(layers),
+        *_switched_off(layers, size),
     )  # fmt: skip
     if sentences:
         warnings.warn(sentences[0], UserWarning, stacklevel=2)
@@ -210,34 +239,30 @@ def _measure(model: nn.Module, images: Tensor) -> tuple[dict[str, _Measured], Te
         if isinstance(logits, Tensor) and logits.ndim == 2:
             classes.append(logits.argmax(1))
         for name, record in layers.items():
-            if isinstance(record.attention, SoftmaxFreeAttention):
-                measures = measures_of(record.attention, record.factors().double())
-                if name in found:
-                    both = zip(found[name].measures, measures)
-                    measures = Measures(*(torch.cat(of_both) for of_both in both))
-                found[name] = _Measured(record, measures)
+            measures = measures_of(record)
+            if name in found:
+                before = found[name].measures
+                measures = {key: torch.cat([before[key], x]) for key, x in measures.items()}
+            found[name] = _Measured(record, measures)
     return found, torch.cat(classes) if classes else None
 
 
 def _summary(layer: _Measured, usual: _Measured | None) -> LayerDiagnosis:
     """Summarises a layer, compared with itself at the trained size."""
-    record, measures = layer.record, layer.measures
-    assert isinstance(record.attention, SoftmaxFreeAttention)
-    numbers = measures._asdict()
-    eigenvalues = numbers.pop("eigenvalues")
-    return LayerDiagnosis(
-        name=record.name,
-        normalize=record.attention.normalize,
-        tokens=record.q.shape[-2],
-        num_landmarks=eigenvalues.shape[-1],
-        eigenvalues=(eigenvalues.min().item(), eigenvalues.max().item()),
-        growth=None if usual is None else (_mean_norm(layer) / _mean_norm(usual)).item(),
-        **{name: Spread(x.mean().item(), x.max().item()) for name, x in numbers.items()},
-    )
-
-
-def _mean_norm(layer: _Measured) -> Tensor:
-    return layer.measures.landmark_attention_norm.mean()
+    record, attention = layer.record, layer.record.attention
+    spreads = {name: Spread(x.mean().item(), x.max().item()) for name, x in layer.measures.items()}
+    found: dict[str, Any] = {"name": record.name, "tokens": record.q.shape[-2], **spreads}
+    if isinstance(attention, SoftmaxFreeAttention):
+        landmarks, _ = attention.landmarks(record.q, record.k, record.layout)
+        found["num_landmarks"] = landmarks.shape[-2]
+    if "eigenvalues" in found:
+        values = layer.measures["eigenvalues"]
+        found["eigenvalues"] = (values.min().item(), values.max().item())
+        found["normalize"] = attention.normalize
+    strength = "landmark_attention_norm"
+    if usual is not None and strength in found:
+        found["growth"] = found[strength].mean / usual.measures[strength].mean().item()
+    return LayerDiagnosis(**found)
 
 
 def _trained_size(model: nn.Module) -> tuple[int, int] | None:
@@ -245,7 +270,10 @@ def _trained_size(model: nn.Module) -> tuple[int, int] | None:
     for module in model.modules():
         if isinstance(module, Backbone):
             info: Any = module.feature_info
-            first = next(part for part in module.modules() if isinstance(part, PositionEmbedding))
+            positions = (part for part in module.modules() if isinstance(part, PositionEmbedding))
+            first = next(positions, None)
+            if first is None:  # positions of any size
+                return None
             height, width = first.grid.shape[1:3]
             return height * info[0]["reduction"], width * info[0]["reduction"]
         size = getattr(getattr(module, "patch_embed", None), "img_size", None)  # timm's
@@ -256,8 +284,10 @@ def _trained_size(model: nn.Module) -> tuple[int, int] | None:
 
 def _not_finite(layers: Sequence[LayerDiagnosis]) -> Iterator[str]:
     for layer in layers:
-        spreads = (layer.inverse_norm, layer.middle_norm, layer.norm, layer.residual)
-        if not all(math.isfinite(spread.max) for spread in spreads):
+        spreads = (
+            layer.passes, layer.inverse_norm, layer.middle_norm, layer.norm, layer.residual
+        )  # fmt: skip
+        if not all(spread is None or math.isfinite(spread.max) for spread in spreads):
             yield (
                 f"attention is not finite in layer {layer.name!r}, the first to fail: look for "
                 "images or weights that are not, or for an inverse that diverges"
@@ -300,17 +330,21 @@ def _leaves_range(growth: float) -> bool:
 
 
 def _no_inverse(layers: Sequence[LayerDiagnosis]) -> Iterator[str]:
-    worst = max(layers, key=lambda layer: layer.residual.max, default=None)
-    if worst is not None and worst.residual.max > MOST_RESIDUAL:
+    residuals = {layer.name: layer.residual.max for layer in layers if layer.residual is not None}
+    worst = max(residuals, key=lambda name: residuals[name], default=None)
+    if worst is not None and residuals[worst] > MOST_RESIDUAL:
         yield (
-            f"the inverse in layer {worst.name!r} leaves a residual |B X B - B| / |B| of "
-            f"{worst.residual.max:.1g}, more than {MOST_RESIDUAL:g}: take more iters, a ridge, or "
+            f"the inverse in layer {worst!r} leaves a residual |B X B - B| / |B| of "
+            f"{residuals[worst]:.1g}, more than {MOST_RESIDUAL:g}: take more iters, a ridge, or "
             "inverse='auto'"
         )
 
 
-def _line(name: str, *cells: str) -> str:
-    """A line of the table, 97 columns."""
-    shown = name if len(name) <= _NAME else "..." + name[3 - _NAME :]
-    widths = (6, 5, 9, 8, 8, 8, 8, 8, 9)
-    return f"{shown:{_NAME}}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths))
+def _switched_off(layers: Sequence[LayerDiagnosis], size: tuple[int, int]) -> Iterator[str]:
+    off = [layer for layer in layers if layer.passes.mean < LEAST_PASSED]
+    if off:
+        named = ", ".join(f"{layer.name} ({100 * layer.passes.mean:.2g} %)" for layer in off)
+        yield (
+            f"at {by(size)} pixels attention is switched off in {len(off)} of {len(layers)} "
+            f"layers, which pass less than a tenth of their values' magnitude: {named}"
+        )

@@ -141,7 +141,6 @@ class SoftmaxFreeAttention(MultiHeadAttention):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
         landmarks, landmark_mask = self.landmarks(q, k, layout)
-        u = self.key_weights
         return landmark_attention(
             q,
             k,
@@ -154,13 +153,18 @@ class SoftmaxFreeAttention(MultiHeadAttention):
             landmark_mask=None if landmark_mask is None else landmark_mask.unsqueeze(1),
             middle=self.middle,
             rows=self.rows,
-            log_weights=None if u is None else (k @ u.unsqueeze(-1)).squeeze(-1),
+            log_weights=self.log_weights(k),
         )
 
     @property
     def inversion(self) -> Inverse:
         """How the landmark matrix is inverted."""
         return Inverse.checked(self.inverse, self.iters, self.ridge)
+
+    def log_weights(self, k: Tensor) -> Tensor | None:
+        """u . k of keys (B, heads, L, d), the logarithms of their weights; None without weights."""
+        u = self.key_weights
+        return None if u is None else (k @ u.unsqueeze(-1)).squeeze(-1)
 
     def landmarks(self, q: Tensor, k: Tensor, layout: Layout) -> Sample:
         """Landmarks on the scale of tokens times d^(-1/4)."""

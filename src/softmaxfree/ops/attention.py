@@ -25,7 +25,7 @@ from .smoothing import smoothing_attention
 MIDDLES = ("inverse", "sums")
 """What Z is: the inverse of the landmarks' kernel matrix, or one over the sums of P_k^T w."""
 
-_LEAST_SUM = 1e-3
+LEAST_SUM = 1e-3
 """Sums of rows are at least this, in units of the largest weight of a key. With an inverse S may
 have negative entries, and sums near 0 or below; such rows are divided by this and stay bounded."""
 
@@ -190,7 +190,7 @@ def landmark_attention(
             )
         return out.to(v.dtype)
     if rows:
-        values = _with_weights(values, log_weights, mask)
+        values = with_weights(values, log_weights, mask)
     tokens = _by_image(leading, queries, keys, values)
     with without_autocast(queries):
         if landmark_mask is None and _solves(inverse.method, landmarks, tokens):
@@ -203,7 +203,7 @@ def landmark_attention(
             out = nystrom(*tokens, landmarks, _stacked(z, leading), None, scale)
     out = out.reshape(*leading, *out.shape[-2:])
     if rows:
-        out = out[..., :-1] / out[..., -1:].clamp(min=_LEAST_SUM)
+        out = out[..., :-1] / out[..., -1:].clamp(min=LEAST_SUM)
     return out.to(v.dtype)
 
 
@@ -224,7 +224,7 @@ def _without_inverse(
     q, k, v = tokens
     given = [x for x in (*tokens, landmarks) if x is not None]
     if landmark_mask is None and all(map(is_readable, given)):
-        images = _by_image(leading, q, k, _with_weights(v, log_weights, mask))
+        images = _by_image(leading, q, k, with_weights(v, log_weights, mask))
         out = nystrom(*images, _stacked(landmarks, leading), None, None, scale)
         out = out.reshape(*leading, *out.shape[-2:])
         sums = out[..., -1:]
@@ -259,7 +259,7 @@ def _check_weights(log_weights: Tensor, leading: torch.Size, keys: int, divided:
         raise ValueError(f"log_weights must be {expected}, got {tuple(log_weights.shape)}")
 
 
-def _with_weights(values: Tensor, log_weights: Tensor | None, mask: Tensor | None) -> Tensor:
+def with_weights(values: Tensor, log_weights: Tensor | None, mask: Tensor | None) -> Tensor:
     """[w v, w] for weights w: (..., l, e) -> (..., l, e + 1). The largest weight is 1."""
     if log_weights is None:
         ones = torch.ones_like(values[..., :1])

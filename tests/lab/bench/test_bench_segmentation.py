@@ -79,6 +79,7 @@ def test_segmenters_in_turns(
         pytest.param(NANO, FEW, 64, 1e-3, id="fixed number"),
         pytest.param(NANO, SMALL, 64, 1e-3, id="growing number"),
         pytest.param(NANO, SMALL, 192, 5e-3, id="solved, not inverted"),
+        pytest.param("softx_nano", {}, 64, 5e-3, id="no inverse"),
         pytest.param("pvt_v2_b0", {}, 64, 0, id="no landmarks"),
     ],
 )

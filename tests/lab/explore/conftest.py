@@ -9,7 +9,7 @@ from softmaxfree.lab.explore.looks import Photo, photo
 from softmaxfree.lab.explore.view import View
 from softmaxfree.lab.figures.subject import Subject
 
-ATTENTIONS = ("softpp", "soft", "softmax")
+ATTENTIONS = ("softpp", "soft", "softmax", "softx")
 
 
 def noise(seed: int, width: int = 48, height: int = 40) -> Photo:

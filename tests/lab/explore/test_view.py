@@ -168,13 +168,16 @@ def _settings(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def test_what_if_does_not_apply_to_softmax(view: View) -> None:
-    found = view.look("softmax", view.photos["noise"])
+@pytest.mark.parametrize("name", ["softmax", "softx"])
+def test_what_if_does_not_apply_where_nothing_is_inverted(name: str, view: View) -> None:
+    found = view.look(name, view.photos["noise"])
     chosen = Asked(inverse="exact", normalize="SOFT")
     assert supposed(found.layers[0], chosen.what_if) is found.layers[0]
     maps = view.maps(found, chosen)
     assert "What-if does not apply" in maps.caption
-    assert maps.landmarks is None
+    assert "WHAT IF" not in maps.caption
+    assert (maps.landmarks is None) == (name == "softmax")
+    assert ("landmarks, inverse: none" in maps.caption) == (name == "softx")
     assert view.convergence(found, chosen) is None
 
 
@@ -201,7 +204,7 @@ def record_with(**options: Any) -> AttentionRecord:
 def test_landmarks_are_drawn_where_their_tokens_are(options: dict[str, Any]) -> None:
     record = record_with(**options)
     found = landmark_boxes(record)
-    assert len(found) + record.attention.prefix_tokens == record.factors().A.shape[-1]
+    assert len(found) + record.attention.prefix_tokens == record.factors().P.shape[-1]
     if options == {"sampler": "conv"}:
         assert found[1] == pytest.approx((0, 1 / 3, 0.4, 2 / 3))
         assert found[-1] == pytest.approx((0.8, 2 / 3, 1, 1))
@@ -225,7 +228,7 @@ def test_a_resolution_that_fails_is_told(view: View) -> None:
     shown = view.photos["noise"]
     with pytest.warns(UserWarning, match="32 x 32"):
         assert "as SOFT is not normalised" in view.prediction(view.look("soft", shown, 2))[1]
-    for name in ("softpp", "softmax"):
+    for name in ("softpp", "softmax", "softx"):
         assert "times as strong" not in view.prediction(view.look(name, shown, 2))[1]
 
 

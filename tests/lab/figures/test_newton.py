@@ -10,6 +10,8 @@ from softmaxfree.cli import main
 from softmaxfree.lab.figures import newton
 from softmaxfree.lab.figures.subject import given_images, subjects
 
+from .conftest import WriteCheckpoint
+
 
 def test_a_diagonal_matrix_follows_the_closed_form(monkeypatch: pytest.MonkeyPatch) -> None:
     """After k steps from alpha A, 1 - s X is (1 - alpha s^2)^(2^k) of an eigenvalue s."""
@@ -61,7 +63,10 @@ def test_the_command_draws_writes_and_tells(
     assert "</svg>" in (tmp_path / "newton.svg").read_text()
 
 
-def test_a_model_without_landmarks_is_refused() -> None:
-    (subject,) = subjects(None, embedded=["softmax"])
-    with pytest.raises(ValueError, match="has no landmark matrices; give the checkpoint"):
-        newton.landmark_matrices(subject, given_images(None, 1).values())
+def test_models_that_invert_nothing_are_refused(write_checkpoint: WriteCheckpoint) -> None:
+    softmax, softx = subjects(None, embedded=["softmax"]) + subjects([write_checkpoint("softx")])
+    for subject in (softmax, softx):
+        sentence = f"{subject.title} has no landmark matrices to invert; give the checkpoint"
+        with pytest.raises(ValueError, match=sentence):
+            newton.landmark_matrices(subject, given_images(None, 1).values())
+    assert softx.title == softx.attention == "softx"

@@ -99,6 +99,8 @@ def test_growth_is_that_of_a_diagnosis(write_checkpoint: WriteCheckpoint) -> Non
     assert found["growth_lowest"] == pytest.approx(growths.min().item())
     assert found["growth_highest"] == pytest.approx(growths.max().item())
     assert found["growth"] == pytest.approx(growths.prod().item() ** (1 / len(layers)))
+    (softx,) = subjects([write_checkpoint("softx")])
+    assert resolution.growth(softx, 48, images) == {}
 
 
 def test_the_figure_has_a_line_for_each_model_and_the_training_size(

@@ -13,6 +13,8 @@ from softmaxfree.lab.figures import spectrum
 from softmaxfree.lab.figures.subject import given_images, subjects
 from softmaxfree.ops.kernel import kernel_matrix
 
+from .conftest import WriteCheckpoint
+
 
 def test_the_matrix_is_the_layers_own_at_the_size_that_has_so_many_tokens() -> None:
     (subject,) = subjects(None, embedded=["softpp"])
@@ -60,11 +62,15 @@ def test_the_growth_is_fitted_where_the_rank_is_full() -> None:
     assert "m = [49, 100, 196]" in spectrum.growth_table(found)
 
 
-def test_models_with_a_fixed_number_of_landmarks_are_refused() -> None:
+def test_models_with_a_fixed_number_of_landmarks_are_refused(
+    write_checkpoint: WriteCheckpoint,
+) -> None:
     (image,) = given_images(None, 1).values()
     (softmax,) = subjects(None, embedded=["softmax"])
-    with pytest.raises(ValueError, match="has no landmark matrices; give"):
-        spectrum.landmark_matrix(softmax, image, side=7)
+    (softx,) = subjects([write_checkpoint("softx")])
+    for subject in (softmax, softx):
+        with pytest.raises(ValueError, match="has no landmark matrices to invert; give"):
+            spectrum.landmark_matrix(subject, image, side=7)
     (fixed,) = subjects(None, embedded=["softpp"])
     sampler = fixed.classifier.model.get_submodule("stages.0.blocks.0.attention").sampler
     sampler.num_landmarks = 16

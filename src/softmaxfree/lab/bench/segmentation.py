@@ -145,10 +145,13 @@ def count(
         attention: SoftmaxFreeAttention, q: Tensor, k: Tensor, v: Tensor, at: Layout
     ) -> Tensor:
         nonlocal products, kernel
-        landmarks = attention.landmark_norm(attention.sample(q, at.size, None)[0])
+        landmarks, _ = attention.landmarks(q, k, at)
         (_, heads, m, d), n = landmarks.shape, q.shape[2]
-        products += heads * d * (3 * n * m + 2 * m**2)  # P, P^T V, P x; A and A^+ x
-        kernel += heads * d * (n * m + m**2)
+        inverts = attention.middle == "inverse"
+        kernels = 1 if k is q and inverts else 2  # P, or one of queries and one of keys
+        own = heads * d * (kernels * n * m + inverts * m**2)  # with A
+        kernel += own
+        products += own + heads * d * (2 * n * m + inverts * m**2)  # P^T V, P x and A^+ x
         return v
 
     for module in model.modules():

@@ -55,16 +55,21 @@ class WhatIf(NamedTuple):
 AS_TRAINED = WhatIf()
 
 
+def inverts(record: AttentionRecord) -> bool:
+    """Whether a layer inverts a landmark matrix, as SOFT and SOFT++ do."""
+    attention = record.attention
+    return isinstance(attention, SoftmaxFreeAttention) and attention.middle == "inverse"
+
+
 def supposed(record: AttentionRecord, what_if: WhatIf) -> AttentionRecord:
     """The record of a layer with other settings; the layer itself is not changed.
 
-    Other attentions than SOFT and SOFT++ have none of these settings, and their record is returned.
+    Attentions that invert nothing have none of these settings, and their record is returned.
     Another inverse comes with its own ridge.
     """
-    attention = record.attention
-    if not isinstance(attention, SoftmaxFreeAttention) or what_if == AS_TRAINED:
+    if not inverts(record) or what_if == AS_TRAINED:
         return record
-    other = copy(attention)
+    other: Any = copy(record.attention)
     if what_if.inverse is not None:
         other.ridge = None
     for name, value in what_if._asdict().items():
@@ -74,7 +79,7 @@ def supposed(record: AttentionRecord, what_if: WhatIf) -> AttentionRecord:
 
 
 def factors_of(look: Look, layer: int, what_if: WhatIf = AS_TRAINED) -> Factors | None:
-    """The factors of a layer with SOFT or SOFT++; None for other attentions."""
+    """The factors of a layer with SOFT, SOFT++ or softx; None for other attentions."""
     record = look.layers[layer]
     if not isinstance(record.attention, SoftmaxFreeAttention):
         return None
@@ -89,7 +94,7 @@ class Attended(NamedTuple):
     cell: Box
     """The patch."""
     nearness: Tensor | None
-    """(heads, m), the kernel of the patch and the landmarks; None without landmarks."""
+    """(heads, m), the patch's row of P, of the landmarks on the grid; None without landmarks."""
 
 
 def attended(record: AttentionRecord, factors: Factors | None, place: Place) -> Attended:
@@ -97,14 +102,15 @@ def attended(record: AttentionRecord, factors: Factors | None, place: Place) -> 
 
     Args:
         record: The layer's.
-        factors: The layer's, if it has SOFT or SOFT++.
+        factors: The layer's, if it has some.
         place: A place of the image.
     """
     token, prefix = record.token_at(*place), record.attention.prefix_tokens
     cell = _cell(token - prefix, record.layout.size)
     if factors is not None:
         maps = record.on_grid(factors.rows([token])[0].squeeze(-2))
-        return Attended(maps, cell, factors.P[0, :, token, prefix:])
+        landmarks = slice(prefix, prefix + len(landmark_boxes(record)))
+        return Attended(maps, cell, factors.P[0, :, token, landmarks])
     heads, queries, keys = record.q.shape[1], record.q.shape[-2], record.k.shape[-2]
     if not record.attention.linear and heads * queries * keys > MOST_WEIGHTS:
         raise UserError(
@@ -122,7 +128,7 @@ def _cell(number: int, size: Sequence[int]) -> Box:
 
 
 def landmark_boxes(record: AttentionRecord) -> list[Box]:
-    """Where landmarks of SOFT and SOFT++ come from: windows, or tokens; empty for others."""
+    """Where landmarks come from: windows, or tokens; empty for attentions without factors."""
     attention, size = record.attention, record.layout.size
     if not isinstance(attention, SoftmaxFreeAttention):
         return []
@@ -162,6 +168,8 @@ def convergence_of(record: AttentionRecord, factors: Factors, head: int) -> list
     """
     attention = record.attention
     assert isinstance(attention, SoftmaxFreeAttention)
+    assert factors.A is not None
+    assert factors.A_inverse is not None
     a, x = factors.A[0, head], factors.A_inverse[0, head]
     own = residual(add_ridge(a, attention.inversion.ridge), x)
     curves = {OWN: own.expand(len(STEPS))}

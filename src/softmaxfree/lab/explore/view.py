@@ -20,6 +20,7 @@ from .attended import (
     attended,
     convergence_of,
     factors_of,
+    inverts,
     landmark_boxes,
     supposed,
 )
@@ -144,7 +145,7 @@ class View:
         """Residuals of the chosen layer's inverse; None if it inverts nothing."""
         layer, head = _chosen(look, asked)
         factors = self._factors(look, layer, asked.what_if)
-        if factors is None:
+        if factors is None or factors.A is None:
             return None
         return convergence_of(supposed(look.layers[layer], asked.what_if), factors, head)
 
@@ -219,9 +220,12 @@ def _caption(look: Look, layer: int, head: int, maps: Tensor, what_if: WhatIf) -
         f"{weights.min():.2g} to {weights.max():.2g}."
     )
     if isinstance(attention, SoftmaxFreeAttention):
-        text += f" {len(landmark_boxes(record))} landmarks, inverse: {attention.inverse}."
-        return f"WHAT IF {what_if}. {text}" if str(what_if) else text
-    text += " No landmarks."
+        inverse = attention.inverse if inverts(record) else "none"
+        text += f" {len(landmark_boxes(record))} landmarks, inverse: {inverse}."
+        if str(what_if) and inverts(record):
+            return f"WHAT IF {what_if}. {text}"
+    else:
+        text += " No landmarks."
     if str(what_if):
         text += " What-if does not apply: there is nothing to invert."
     return text

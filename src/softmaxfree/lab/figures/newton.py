@@ -88,13 +88,13 @@ def landmark_matrices(subject: Subject, images: Iterable[Any]) -> dict[str, Tens
     found: dict[str, list[Tensor]] = {}
     for image in images:
         for name, record in subject.record(image).items():
-            if isinstance(record.attention, SoftmaxFreeAttention):
-                a = record.factors().A.double().flatten(0, 1)
-                found.setdefault(stage_of(name), []).append(a)
+            own = isinstance(record.attention, SoftmaxFreeAttention)
+            if own and (a := record.factors().A) is not None:
+                found.setdefault(stage_of(name), []).append(a.double().flatten(0, 1))
     if not found:
         raise UserError(
-            f"{subject.title} has no landmark matrices; give the checkpoint of a model with SOFT "
-            "or SOFT++"
+            f"{subject.title} has no landmark matrices to invert; give the checkpoint of a model "
+            "with SOFT or SOFT++"
         )
     return {stage: torch.cat(stacks) for stage, stacks in found.items()}
 

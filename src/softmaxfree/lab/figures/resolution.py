@@ -52,8 +52,9 @@ def draw_resolution(
 ) -> None:
     """Draw accuracy against the size of test images, with the strength of attention below it.
 
-    The strength is |A Z A| of SOFT and SOFT++, see `diagnose`, in units of that at the training
-    size: mean and range over the layers. Prints the numbers too. The default takes 2 minutes.
+    The strength is |A Z A| of SOFT and SOFT++, which others do not have, see `diagnose`, in units
+    of that at the training size: mean and range over the layers. Prints the numbers too. The
+    default takes 2 minutes.
 
     Args:
         checkpoints: Trained weights, such as softpp_nano.cifar10 runs/mine; default: digit models
@@ -134,7 +135,8 @@ def growth(subject: Subject, size: int, images: Sequence[Image.Image]) -> Row:
     The (geometric) mean over the layers, the lowest and the highest; empty without SOFT or SOFT++.
     """
     model = subject.classifier.model
-    if not any(isinstance(part, SoftmaxFreeAttention) for part in model.modules()):
+    parts = (part for part in model.modules() if isinstance(part, SoftmaxFreeAttention))
+    if all(part.rows for part in parts):
         return {}
     tensors = torch.cat([subject.classifier.tensor(image, size) for image in images])
     with warnings.catch_warnings():

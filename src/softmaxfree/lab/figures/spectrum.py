@@ -60,18 +60,19 @@ def landmark_matrix(subject: Subject, image: Image.Image, side: int) -> Tensor:
     rounds away the smallest eigenvalues.
     """
     record = next(iter(subject.record(image).values()))
-    if not isinstance(record.attention, SoftmaxFreeAttention):
+    attention = record.attention
+    if not isinstance(attention, SoftmaxFreeAttention) or attention.middle == "sums":
         raise UserError(
-            f"{subject.title} has no landmark matrices; give the checkpoint of a model with SOFT "
-            "or SOFT++"
+            f"{subject.title} has no landmark matrices to invert; give the checkpoint of a model "
+            "with SOFT or SOFT++"
         )
-    sampler: Any = record.attention.sampler
+    sampler: Any = attention.sampler
     if sampler.num_landmarks is not None:
         raise UserError(
             f"{subject.title} has {sampler.num_landmarks} landmarks at all sizes; take a model "
             "whose number of landmarks grows with the image"
         )
-    now = math.sqrt(_landmarks_of(record).shape[-2] - record.attention.prefix_tokens)
+    now = math.sqrt(_landmarks_of(record).shape[-2] - attention.prefix_tokens)
     size = round(subject.classifier.size * side / now)
     return kernel_matrix(_landmarks_of(subject.record(image, size)[record.name])[0].double())
 

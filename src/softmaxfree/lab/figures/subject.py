@@ -103,7 +103,7 @@ def attention_name(classifier: Classifier) -> str:
             "--model.attention"
         )
     if isinstance(first, SoftmaxFreeAttention):
-        return "softpp" if first.normalize else "soft"
+        return "softx" if first.rows else "softpp" if first.normalize else "soft"
     return next((name for name in ATTENTIONS if attention_class(name) is type(first)), "other")
 
 
