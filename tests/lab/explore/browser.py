@@ -13,7 +13,7 @@ from typing import Any
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 SCREENSHOT = Path(__file__).parents[3] / "docs/figures/explore.png"
-MOST_SECONDS = 120
+MOST_SECONDS = 300
 """To wait for anything; it takes a few where nothing else runs."""
 
 
@@ -73,6 +73,9 @@ def ready(page: Any, url: str) -> None:
     page.wait_for_selector("#right-label .label-wrap, #right-label .confidence-set")
     for side in ("left", "right"):
         page.wait_for_selector(f"#{side}-heat img")
+    place: Any = None
+    while place != (place := page.locator("#patch img").bounding_box()):
+        page.wait_for_timeout(500)  # a click would miss a picture that still moves
 
 
 def changes(page: Any, name: str, action: Any) -> float:
