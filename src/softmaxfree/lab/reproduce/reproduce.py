@@ -39,7 +39,11 @@ def reproduce(arguments: list[str]) -> None:
     add = parser.add_argument
     add("names", nargs="*", help="Names of experiments.")
     add("--all", action="store_true", help="Run all experiments: days of one core.")
-    add("--seeds", type=list[int] | None, help="Only these, in place of all of an experiment's.")
+    add(
+        "--seeds",
+        type=list[int] | None,
+        help="Seeds of the runs, in place of all of an experiment's.",
+    )
     add("--workers", type=int, default=1, help="Runs at a time.")
     add("--threads", type=int, default=1, help="Threads to compute with, in each run.")
     add("--runs", type=Path, default=Path("runs/reproduction"), help="Folder of the runs.")
