@@ -293,6 +293,7 @@ def test_saves_and_loads() -> None:
         ({"prefix_tokens": -1}, "prefix_tokens must be 0 or more, got -1"),
         ({"key_weights": True}, "key_weights need rows that are divided by their sums: add rows"),
         ({"middle": "sum"}, "middle must be one of inverse, sums, got 'sum'"),
+        ({"middle": "sums", "inverse": "newton"}, "with middle='sums' nothing is inverted: leave"),
         ({"landmarks_of": "all"}, "landmarks_of must be one of queries, keys, both, got 'all'"),
         ({"causal": True}, "would leak the future into every output"),
     ],

@@ -197,6 +197,8 @@ def test_bad_input_is_named() -> None:
     q, k, v, landmarks, weights = inputs()
     with pytest.raises(ValueError, match="middle must be one of inverse, sums, got 'sum'"):
         softmax_free_attention(q, k, v, landmarks, middle="sum")
+    with pytest.raises(ValueError, match="nothing is inverted: leave inverse, iters and ridge out"):
+        softmax_free_attention(q, k, v, landmarks, middle="sums", ridge=0.1)
     with pytest.raises(ValueError, match=r"rows are not divided by their sums; pass rows=True"):
         softmax_free_attention(q, k, v, landmarks, log_weights=weights)
     with pytest.raises(ValueError, match=r"log_weights must be \(2, 2, 37\), got \(2, 2, 36\)"):

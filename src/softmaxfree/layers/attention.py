@@ -114,8 +114,7 @@ class SoftmaxFreeAttention(MultiHeadAttention):
             )
         if sampler not in SAMPLERS:
             raise UserError(f"unknown sampler {sampler!r}; choose one of {', '.join(SAMPLERS)}")
-        Inverse.checked(inverse, iters, ridge)
-        check_middle(middle)
+        check_middle(middle, Inverse.checked(inverse, iters, ridge))
         divided = rows or middle == "sums"
         if key_weights and not divided:
             raise UserError("key_weights need rows that are divided by their sums: add rows=True")

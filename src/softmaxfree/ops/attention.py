@@ -165,7 +165,7 @@ def landmark_attention(
     queries, values, landmarks = q.to(dtype), v.to(dtype), landmarks.to(dtype)
     keys = None if k is q else k.to(dtype)
 
-    check_middle(middle)
+    check_middle(middle, inverse)
     if landmark_mask is not None:
         check_mask("landmark_mask", landmark_mask, leading, landmarks.shape[-2])
         landmarks = _dropped_to_zero(landmarks, landmark_mask)
@@ -241,9 +241,15 @@ def _stacked(matrices: Tensor, leading: torch.Size) -> Tensor:
     return matrices.expand(*leading, -1, -1).reshape(-1, *matrices.shape[-2:])
 
 
-def check_middle(middle: str) -> None:
+def check_middle(middle: str, inverse: Inverse) -> None:
+    """Refuses an unknown Z, and settings of an inverse where there is none."""
     if middle not in MIDDLES:
         raise UserError(f"middle must be one of {', '.join(MIDDLES)}, got {middle!r}")
+    if middle == "sums" and inverse != Inverse.checked("auto", 20, None):
+        raise UserError(
+            "with middle='sums' nothing is inverted: leave inverse, iters and ridge out, or pass "
+            "middle='inverse'"
+        )
 
 
 def _check_weights(log_weights: Tensor, leading: torch.Size, keys: int, divided: bool) -> None:

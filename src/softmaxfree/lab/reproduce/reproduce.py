@@ -31,14 +31,16 @@ def reproduce(arguments: list[str]) -> None:
         exit_on_error=False,
         allow_abbrev=False,
         description="Test claims of the paper on CIFAR-10, in runs of 5 minutes on one core each, "
-        "and what softx does against its peers, in runs of 40. "
+        "and what softx does against its peers, in longer ones. "
         "The command resumes where it was stopped, and experiments share runs. It writes tables, "
         "pictures, and verdicts with the smallest difference that the runs could have shown. "
         f"Experiments: {shown}.",
     )
     add = parser.add_argument
     add("names", nargs="*", help="Names of experiments.")
-    add("--all", action="store_true", help="Run all experiments: days of one core.")
+    add(
+        "--all", action="store_true", help="Run all experiments, for longer than a day on one core."
+    )
     add(
         "--seeds",
         type=list[int] | None,
